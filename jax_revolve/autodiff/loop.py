@@ -38,7 +38,7 @@ from jax_revolve.engine.plain import run_plain
 from jax_revolve.engine.tape.tape import sizes_of
 from jax_revolve.jaxprs.equations import calls_rules
 from jax_revolve.jaxprs.parts import without_dead_code
-from jax_revolve.progress.listener import Listener
+from jax_revolve.progress.meters import Listener
 from jax_revolve.schedule.options import Options
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.step.dead_code import known_part, prune_jvp, prune_loop

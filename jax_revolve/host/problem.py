@@ -22,7 +22,7 @@ from jax_revolve.host.arrays import Checkpoint, Fetched, Rows, Values, is_functi
 from jax_revolve.host.identity import check_known, digest_of_arrays, digest_of_platform
 from jax_revolve.host.step import compiled_step
 from jax_revolve.jaxprs.parts import without_consts
-from jax_revolve.progress.listener import Listener
+from jax_revolve.progress.meters import Listener
 from jax_revolve.schedule.actions import Action, Advance, Tape
 from jax_revolve.schedule.arguments import check_integer, readable
 from jax_revolve.schedule.options import Options

@@ -33,7 +33,7 @@ from jax_revolve.host.arrays import (
 from jax_revolve.host.directory import RunDirectory
 from jax_revolve.host.problem import Cotangents, Position, Problem
 from jax_revolve.host.watch import Processes, Watch
-from jax_revolve.progress.listener import FORWARD, REVERSE
+from jax_revolve.progress.meters import FORWARD, REVERSE
 from jax_revolve.schedule.actions import Advance, Free, Load, Read, Store, Tape, Write
 from jax_revolve.step.linearized import of_init
 from jax_revolve.step.loop import Operands, is_inexact

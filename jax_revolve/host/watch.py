@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jax_revolve.host.arrays import moved
-from jax_revolve.progress.listener import Listener
+from jax_revolve.progress.meters import Listener
 
 STEPS_AHEAD = 16
 """The most steps that Python may be ahead of the device."""

@@ -12,8 +12,7 @@ from jax import lax
 
 from jax_revolve._compat.memories import HOST_MEMORY, default_device, has_host_memory
 from jax_revolve.autodiff.loop import run_loop
-from jax_revolve.progress.listener import Listener
-from jax_revolve.progress.meters import ProgressMeter, listener_of
+from jax_revolve.progress.meters import Listener, ProgressMeter, listener_of
 from jax_revolve.schedule.options import Options
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.storage import Disk, HostMemory

@@ -16,8 +16,7 @@ from jax_revolve._compat.values import as_array, is_jit_disabled, vary, varying_
 from jax_revolve.autodiff.loop import run_counted, run_loop
 from jax_revolve.loops.inverse import Reversible
 from jax_revolve.loops.options import LoopOptions
-from jax_revolve.progress.listener import Listener
-from jax_revolve.progress.meters import ProgressMeter
+from jax_revolve.progress.meters import Listener, ProgressMeter
 from jax_revolve.schedule.arguments import Memory
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.planning import Checkpoints

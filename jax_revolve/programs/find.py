@@ -37,7 +37,7 @@ from jax_revolve.jaxprs.walk import (
     with_inner_programs,
 )
 from jax_revolve.loops.while_loop import run_or_raise
-from jax_revolve.progress.listener import Listener
+from jax_revolve.progress.meters import Listener
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.options import LARGEST_BOUND, Options
 from jax_revolve.schedule.plan import Plan

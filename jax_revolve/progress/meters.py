@@ -1,4 +1,4 @@
-"""Progress meters: the values of `progress=`."""
+"""Progress meters, the values of `progress=`, and what listens to loops for them."""
 
 import sys
 import warnings
@@ -12,7 +12,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from jax_revolve.progress.listener import UNKNOWN, Listener
+UNKNOWN = -1
+"""Stands for a number of steps that is unknown."""
+
+FORWARD = "forward"
+REVERSE = "reverse"
+"""The sweeps."""
 
 Show: TypeAlias = Callable[[float, str], None]
 """Shows the share of the work done, from 0 to 1, and the current task."""
@@ -71,11 +76,11 @@ class ProgressMeter:
         raise NotImplementedError
 
     @property
-    def _listener(self) -> "_RunningSweeps":
-        return vars(self).setdefault("_listener", _RunningSweeps(self))  # one for all threads
+    def _listener(self) -> "Listener":
+        return vars(self).setdefault("_listener", Listener(self))  # one for all threads
 
 
-def listener_of(progress: object) -> Listener | None:
+def listener_of(progress: object) -> "Listener | None":
     """The listener for the engines, from the argument `progress` of a loop."""
     if isinstance(progress, ProgressMeter):
         return progress._listener
@@ -155,8 +160,9 @@ class _RunningSweep:
 
 
 @dataclass(eq=False)
-class _RunningSweeps:
-    """Sorts reports by run, and calls the meter.
+class Listener:
+    """Receives the reports of loops, sorts them by run, and calls the meter. A loop has it as a
+    static value: equal listeners make equal programs.
 
     A report cannot identify its run: a program may run many times at once, and under `vmap` or
     `jax.checkpoint` the host cannot send an identifier to it. But equal sweeps, over the same
@@ -174,6 +180,12 @@ class _RunningSweeps:
     _clock: Any = field(default_factory=count)
 
     def hear(self, sweep: str, report: Any, note: str = "", *, is_over: bool = False) -> None:
+        """A sweep begins (with no step taken), goes on, or is over, perhaps in its first report.
+
+        `report` holds two integers: the number of steps that the sweep has taken, and the number
+        that it takes in total, or `UNKNOWN`. The last report of a reverse sweep holds `UNKNOWN`
+        twice if all cotangents are NaN. A note is shown beside the bar.
+        """
         steps, total = np.asarray(report).tolist()
         with self._lock:
             if self._is_given_up or steps == UNKNOWN:

@@ -32,7 +32,7 @@ from jax_revolve._compat.primitives import new_primitive
 from jax_revolve._compat.values import instantiate, is_zero, pick, substitute, vary, varying_axes
 from jax_revolve.jaxprs.walk import changed, function_of, inner_jaxprs
 from jax_revolve.profiles.in_force import profile_in_force
-from jax_revolve.progress.listener import FORWARD, REVERSE, UNKNOWN, Listener
+from jax_revolve.progress.meters import FORWARD, REVERSE, UNKNOWN, Listener
 from jax_revolve.step.loop import Loop, once, with_carries
 from jax_revolve.step.work import is_estimated, work_of
 
