@@ -7,8 +7,8 @@ from typing import Any
 
 from jax_revolve.schedule import actions, binomial
 from jax_revolve.schedule import levels as static
-from jax_revolve.schedule.arguments import check_integer, counted
-from jax_revolve.schedule.storage import STORAGES, HostMemory, Storage, check_storage
+from jax_revolve.schedule.arguments import check_integer, counted, mistyped
+from jax_revolve.schedule.storage import Disk, Storage, check_storage
 
 _LEAST = {"length": 0, "checkpoints": 1, "block_size": 1, "segments": 0, "segment": 0, "parts": 1}
 _MADE = "Make the plan with jax_revolve.plan(...)."
@@ -70,7 +70,8 @@ class Plan:
             )
 
     def _check_storage(self, storage: Storage) -> None:
-        check_storage(storage, STORAGES if self.segments else (type(None), HostMemory))
+        if isinstance(check_storage(storage), Disk) and not self.segments:
+            raise mistyped("storage", storage, "None or a jax_revolve.HostMemory without segments")
         if self.segments and storage.memory is not None:
             raise ValueError(
                 f"memory of the storage must be None, but is {storage.memory}: how many "

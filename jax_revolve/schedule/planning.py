@@ -125,8 +125,7 @@ def plan(
             f"At most one of {', '.join(alternatives)} must be given, but these are: "
             f"{', '.join(given)}."
         )
-    if storage is not None:
-        storage = check_storage(storage)
+    storage = check_storage(storage)
     refuse_conflicts({"storage": storage, "repetitions": repetitions, "levels": levels})
     if levels is not None:
         return _on_levels(length, levels, k)

@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeAlias, TypeVar
+from typing import ClassVar, TypeAlias, TypeVar
 
 from jax_revolve.profiles.profile import Profile
 from jax_revolve.schedule.arguments import (
@@ -32,17 +32,6 @@ class _Options:
     def costs(self, profile: Profile) -> tuple[float, float]:
         """The nanoseconds of a transfer, and of each of its bytes."""
         return profile.host_transfer, profile.host_byte
-
-    def __new__(cls, *given: Any, **limits: Any) -> Self:
-        del limits
-        is_disk = issubclass(cls, Disk)
-        if len(given) > is_disk:
-            limit, place = given[is_disk], "directory, " if is_disk else ""
-            raise TypeError(
-                f"{cls.__name__} must be given its limits by name, but is given {limit!r}. Pass "
-                f"{cls.__name__}({place}checkpoints={limit!r}), or memory={limit!r} for bytes."
-            )
-        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         """Check the fields, and make numbers Python's own, so that plans are hashable."""
@@ -138,19 +127,14 @@ class Disk(_Options):
 Storage: TypeAlias = HostMemory | Disk
 """A second level of checkpoints, besides the device."""
 
-STORAGES = (HostMemory, Disk)
-
 AnyStorage = TypeVar("AnyStorage", bound=Storage)
 
 
-def check_storage(
-    storage: object, types: tuple[type, ...] = (type(None), *STORAGES)
-) -> Storage | None:
-    if isinstance(storage, types):
-        return storage  # pyright: ignore[reportReturnType]
-    names = ["None" if t is type(None) else f"a jax_revolve.{t.__name__}" for t in types]
-    allowed = " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 2 else names)
-    raise mistyped("storage", storage, allowed)
+def check_storage(storage: object) -> Storage | None:
+    if not isinstance(storage, Storage | None):
+        allowed = "None, a jax_revolve.HostMemory or a jax_revolve.Disk"
+        raise mistyped("storage", storage, allowed)
+    return storage
 
 
 def with_transfer(storage: AnyStorage, steps: float = TRANSFER) -> AnyStorage:

@@ -133,8 +133,8 @@ def run_with(**options: Any) -> Any:
         (lambda: run_with(memory=2e9), TypeError, r"memory .* but is 2\d+\.0 .* Pass 2000000000\."),
         (lambda: run_with(memory="10%"), ValueError, r"memory .* but is '10%'\. .*\.fit finds"),
         (lambda: run_with(memory="5M"), ValueError, r"memory .* but is '5M'\. Units are B, kB, MB"),
-        (lambda: cast(Any, HostMemory)(30), TypeError, r"Pass HostMemory\(checkpoints=30\)"),
-        (lambda: cast(Any, Disk)("/", 3), TypeError, r"Pass Disk\(directory, checkpoints=3\)"),
+        (lambda: cast(Any, HostMemory)(30), TypeError, "positional argument"),
+        (lambda: cast(Any, Disk)("/", 3), TypeError, "positional argument"),
         (
             lambda: run_with(unroll=2.5),
             TypeError,
