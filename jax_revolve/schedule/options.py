@@ -100,31 +100,21 @@ class Options:
         return found
 
     def _check_without_bound(self) -> None:
-        """Refuse options that depend on a bound."""
-        if self.plan is not None:
-            raise ValueError(
-                f"plan must be None where max_steps is None, but is for {self.plan.length} steps: "
-                f"{self.plan}. Pass max_steps={self.plan.length}, or checkpoints."
-            )
-        if isinstance(self.checkpoints, str):
-            raise ValueError(
-                "checkpoints must be an int >= 1 or None where max_steps is None, but is "
-                f"{self.checkpoints!r}: their number would be unknown. Pass max_steps."
-            )
-        if self.memory is not None:
-            raise ValueError(
-                f"memory must be None where max_steps is None, but is {self.memory!r}: the "
-                "best plan depends on the bound. Pass max_steps, or checkpoints."
-            )
+        """Refuse options whose plan depends on the bound."""
         storage = self.storage
-        if storage is not None and not (
-            is_zero(self.checkpoints) and (storage.checkpoints or storage.memory)
+        is_limited = storage is not None and bool(storage.checkpoints or storage.memory)
+        for name, value, allowed in (
+            ("plan", self.plan, "None"),
+            ("checkpoints", self.checkpoints if self.checkpoints == "all" else None, "an int"),
+            ("memory", self.memory, "None"),
+            ("storage", None if is_limited and is_zero(self.checkpoints) else storage, "None"),
         ):
-            raise ValueError(
-                f"storage must be None where max_steps is None, but is {storage!r}: the number "
-                "of its checkpoints would be unknown. Pass max_steps, or checkpoints=0 "
-                "and HostMemory(checkpoints=...) to keep that many in the host's memory."
-            )
+            if value is not None:
+                raise ValueError(
+                    f"{name} must be {allowed} where max_steps is None, but is {value!r}: the plan "
+                    "depends on the bound then. Pass max_steps, or an int for checkpoints, which "
+                    "is 0 with HostMemory(checkpoints=...) to keep that many in the host's memory."
+                )
 
     def _plan_by_options(self, length: int, sizes: Sizes | None, *, is_while: bool) -> Plan | None:
         """The plan of options without a `plan`; `None` if it depends on sizes that are unknown."""

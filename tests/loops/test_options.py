@@ -97,7 +97,7 @@ def test_plans_that_do_not_fit(loop: Any) -> None:
         with pytest.raises(error, match=message):
             loop(**asked)(X)
     if loop is while_loop:
-        with pytest.raises(ValueError, match=r"plan must be None where max_steps is None.*s=12"):
+        with pytest.raises(ValueError, match=r"plan must be None where max_steps is None.*h=12"):
             loop(max_steps=None, plan=plan(N, 3))(X)
 
 

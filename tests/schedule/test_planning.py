@@ -324,7 +324,7 @@ def test_plan_of_options(wanted: Any, expected: Plan | Options | None) -> None:
     ("ask", "message"),
     [
         (partial(for_bound, None, None, None, "1GB"), "memory must be None where max_steps is "),
-        (partial(for_bound, None, "all"), "checkpoints must be an int >= 1 or None where max_st"),
+        (partial(for_bound, None, "all"), "checkpoints must be an int where max_steps is None"),
         (partial(for_bound, 10, 0, None, "1GB"), "checkpoints must be None where memory is given"),
         (partial(for_scan, LONGEST + 1, 3), f"length must be at most {LONGEST}, but is "),
         (partial(TEN, levels=(10, 1)), "levels must be a sequence of ints >= 2"),
