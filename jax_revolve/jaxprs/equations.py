@@ -10,9 +10,6 @@ from jax_revolve._compat.jaxprs import ClosedJaxpr, is_high, name_of
 from jax_revolve._compat.values import varying_axes
 from jax_revolve.jaxprs.walk import any_equation, function_of
 
-_RECOMPUTED = ("remat2", "checkpointed_segment")
-"""Equations that are recomputed when they are transposed."""
-
 IN_PLACE = "checkpointed_in_place"
 """The name of a function that is called in place of an equation."""
 
@@ -21,7 +18,7 @@ _JAX, _OURS = Path(jax.__file__).parent, Path(__file__).parents[1]
 
 def is_recomputed(eqn: Any) -> bool:
     """Whether an equation is recomputed when transposed, and until then keeps only its operands."""
-    return name_of(eqn) in _RECOMPUTED
+    return name_of(eqn) in ("remat2", "checkpointed_segment")
 
 
 def varies_unevenly(eqn: Any) -> bool:

@@ -50,11 +50,7 @@ def inlined(closed: ClosedJaxpr, calls: Collection[str] = _INLINED) -> ClosedJax
 def _called(eqn: Any, calls: Collection[str]) -> ClosedJaxpr | None:
     """The program of a call; `None` for an equation that is not inlined."""
     name = eqn.primitive.name
-    shardings = (s for layout in _LAYOUTS for s in eqn.params.get(layout, ()))
-    if name not in calls or not all(s is None or _is_unspecified(s) for s in shardings):
+    layouts = (type(x).__name__ for key in _LAYOUTS for x in eqn.params.get(key, ()))
+    if name not in calls or not {*layouts} <= {"NoneType", "UnspecifiedValue"}:
         return None
     return eqn.params[CALLS.get(name, "call_jaxpr")]
-
-
-def _is_unspecified(sharding: Any) -> bool:
-    return type(sharding).__name__ == "UnspecifiedValue"

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from jax_revolve._compat.jaxprs import (
     ClosedJaxpr,
     call_jaxpr,
     eval_jaxpr,
+    facts_of,
     pruned,
     variables,
 )
@@ -16,14 +16,12 @@ from jax_revolve.jaxprs.walk import inner_jaxprs
 
 def without_dead_code(closed: ClosedJaxpr) -> ClosedJaxpr:
     """The jaxpr without dead code at any depth; always the same object for the same jaxpr."""
-    if closed in _LIVE:
-        return _LIVE[closed]
-    outputs, inputs = ([True] * len(vs) for vs in (closed.jaxpr.outvars, closed.jaxpr.invars))
-    # Threads may compute it at once, and all get the result that is stored first.
-    return _LIVE.setdefault(closed, pruned(closed, outputs, inputs)[0])
-
-
-_LIVE: WeakKeyDictionary[ClosedJaxpr, ClosedJaxpr] = WeakKeyDictionary()
+    known = facts_of(closed)
+    if "live" not in known:
+        outputs, inputs = ([True] * len(vs) for vs in (closed.jaxpr.outvars, closed.jaxpr.invars))
+        # Threads may compute it at once, and all get the result that is stored first.
+        known.setdefault("live", pruned(closed, outputs, inputs)[0])
+    return known["live"]
 
 
 def varying_variables(jaxpr: Any, inputs: Sequence[Any]) -> set[Any]:

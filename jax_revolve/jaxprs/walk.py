@@ -127,13 +127,6 @@ def inner_jaxprs(eqn: Any) -> list[Any]:
     return [jaxpr for _, jaxpr in places(eqn)]
 
 
-def jaxprs_in(value: Any) -> list[Any]:
-    """The jaxprs that a parameter of an equation holds."""
-    found: list[Any] = []
-    _changed(value, lambda _, jaxpr: found.append(jaxpr) or jaxpr, "")
-    return found
-
-
 def inner_programs(eqn: Any) -> list[Any]:
     """The jaxprs that an equation runs and that are differentiated with it."""
     entered = _ENTERED.get(name_of(eqn))
