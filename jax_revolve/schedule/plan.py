@@ -7,11 +7,10 @@ from typing import Any
 
 from jax_revolve.schedule import actions, binomial
 from jax_revolve.schedule import levels as static
-from jax_revolve.schedule.arguments import check_integer, counted, mistyped
+from jax_revolve.schedule.arguments import check_integer, counted
 from jax_revolve.schedule.storage import Disk, Storage, check_storage
 
 _LEAST = {"length": 0, "checkpoints": 1, "block_size": 1, "segments": 0, "segment": 0, "parts": 1}
-_MADE = "Make the plan with jax_revolve.plan(...)."
 
 
 @dataclass(frozen=True)
@@ -48,46 +47,27 @@ class Plan:
             value = getattr(self, name)
             if type(value) is not int or value < least:  # `selection` tries thousands
                 object.__setattr__(self, name, check_integer(name, value, least=least))
-        if self.storage is not None:
-            self._check_storage(self.storage)
-        if self.levels:
-            self._check_levels()
-        if self.segments or self.segment:
-            self._check_segments()
-
-    def _check_levels(self) -> None:
-        levels, most = self.levels, prod(self.levels)
-        is_enough = most - most // levels[0] < self.blocks <= most
-        if len(levels) < 2 or min(levels) < 2 or not is_enough:
-            raise ValueError(
-                f"levels must be at least two ints >= 2 whose product is just enough for "
-                f"{self.blocks} blocks, but is {levels!r}. {_MADE}"
+        storage, levels = check_storage(self.storage), self.levels
+        if levels:
+            most = prod(levels)
+            is_as_made = (
+                len(levels) > 1
+                and min(levels) > 1
+                and most - most // levels[0] < self.blocks <= most
+                and self.checkpoints == static.checkpoints(levels)
+                and not (storage or self.segments)
             )
-        if self.checkpoints != static.checkpoints(levels) or self.storage:
-            raise ValueError(
-                f"checkpoints must be {static.checkpoints(levels)} and storage None where levels "
-                f"is {levels!r}, but they are {self.checkpoints} and {self.storage}. {_MADE}"
+        elif self.segments or self.segment:
+            is_as_made = (
+                storage is not None
+                and storage.memory is None  # the room for checkpoints depends on their size
+                and 0 < self.tail < self.scheduled_blocks
+                and self.segment == self.part * self.parts
             )
-
-    def _check_storage(self, storage: Storage) -> None:
-        if isinstance(check_storage(storage), Disk) and not self.segments:
-            raise mistyped("storage", storage, "None or a jax_revolve.HostMemory without segments")
-        if self.segments and storage.memory is not None:
-            raise ValueError(
-                f"memory of the storage must be None, but is {storage.memory}: how many "
-                "checkpoints it has room for depends on their size. Make the plan with "
-                "jax_revolve.plan(..., state_bytes=...)."
-            )
-
-    def _check_segments(self) -> None:
-        most = self.scheduled_blocks - 1
-        is_whole = self.segment == self.part * self.parts
-        if not (self.storage and not self.levels and 0 < self.tail <= most and is_whole):
-            raise ValueError(
-                f"segments must be 0 without a storage or with levels, and otherwise have from 1 "
-                f"to {most} blocks together, in equal parts, but are {self.segments} of "
-                f"{self.segment} blocks in {self.parts} parts. {_MADE}"
-            )
+        else:
+            is_as_made = not isinstance(storage, Disk)
+        if not is_as_made:
+            raise ValueError(f"Plan must be made with jax_revolve.plan(...), but is {self!r}.")
 
     @property
     def blocks(self) -> int:
