@@ -11,8 +11,6 @@ from jax_revolve.schedule.arguments import mistyped
 
 Model = TypeVar("Model")
 
-_FIELD = "_checkpointed_module"
-
 
 class Checkpointed(eqx.nn.StatefulLayer):
     """A module whose reverse pass stores the inputs of a call, instead of its residuals, and runs
@@ -75,7 +73,7 @@ class Checkpointed(eqx.nn.StatefulLayer):
 
     def __getattr__(self, name: str) -> Any:
         # Copying and pickling look up special methods on objects without fields.
-        if name == _FIELD or (name.startswith("__") and name.endswith("__")):
+        if name == "_checkpointed_module" or (name.startswith("__") and name.endswith("__")):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.wrapped, name)
 
@@ -117,10 +115,7 @@ def checkpoint_layers(model: Model, layer_type: type | tuple[type, ...]) -> Mode
     """
     types = layer_type if isinstance(layer_type, tuple) else (layer_type,)
     if not types or not all(isinstance(t, type) and issubclass(t, eqx.Module) for t in types):
-        raise TypeError(
-            "layer_type must be a subclass of equinox.Module or a tuple of such, but is "
-            f"{layer_type!r}."
-        )
+        raise mistyped("layer_type", layer_type, "a subclass of equinox.Module or a tuple of such")
     found: set[type] = set()
     result = _wrapped_inside(model, types, found)
     if not any(issubclass(t, types) for t in found):
