@@ -5,7 +5,7 @@ from typing import Any
 import equinox as eqx
 import jax
 
-from jax_revolve.layers.layer import Layer, check_state
+from jax_revolve.layers.layer import Layer, arrays_of, check_state
 from jax_revolve.loops.options import LoopOptions
 from jax_revolve.loops.scan import checkpointed_scan
 
@@ -17,7 +17,14 @@ def run_stack(
     layer = Layer.of(0, stack)
     check_state([layer], state)
     own = None if state is None else state.substate(stack)
-    length = _length({"layers": stack, "state": own})
+    axes = {array.shape[:1] for array in arrays_of((stack, own))}
+    if len(axes) != 1 or () in axes:
+        raise ValueError(
+            "layers must be a list of layers, or a module whose arrays, and whose state's, all "
+            f"have the same leading axis, one entry per layer, but is {eqx.tree_pformat(stack)}. "
+            "Make a stack with equinox.filter_vmap(Layer)(keys)."
+        )
+    ((length,),) = axes
     weights, rest = eqx.partition(stack, eqx.is_array)
     keys = None if key is None else jax.random.split(key, length)
     start, rest_of_carry = eqx.partition(x, eqx.is_array)
@@ -38,28 +45,3 @@ def run_stack(
     after, own = checkpointed_scan(step, start, inputs, length, **options.arguments)
     x = eqx.combine(after, rest_of_carry)
     return x, None if state is None else state.update(own)
-
-
-def _length(trees: dict[str, Any]) -> int:
-    """The length of the leading axis, which all arrays have."""
-    shapes = {
-        f"{name}{jax.tree_util.keystr(path)}": leaf.shape
-        for name, tree in trees.items()
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-        if eqx.is_array(leaf)
-    }
-    if not shapes:
-        raise ValueError(
-            "layers must be a list of layers, or a module whose arrays have a leading axis of "
-            f"layers, but {type(trees['layers']).__name__} has no arrays. Make a stack with "
-            "equinox.filter_vmap(Layer)(keys)."
-        )
-    first = next(iter(shapes))
-    for at, shape in shapes.items():
-        if not shape or shape[0] != shapes[first][0]:
-            raise ValueError(
-                "layers must have arrays with the same leading axis, one entry per layer, but "
-                f"{first} has shape {shapes[first]} and {at} has shape {shape}. Make a stack with "
-                "equinox.filter_vmap(Layer)(keys), or pass a list of layers."
-            )
-    return shapes[first][0]
