@@ -127,11 +127,8 @@ def candidates(
     plans = [Plan(length, 1, shortest)]
     for k in _apart(_blocks(length)) if block_size is None else (block_size,):
         most = useful_checkpoints(length, k, is_while=is_while)
-        counts = {most, *range(1, min(most, FEW) + 1), *_growing(FEW, most, APART)}
-        blocks = scheduled_blocks(length, k)
-        counts |= {
-            min(binomial.fewest_checkpoints(blocks, r), most) for r in range(1, MORE_REPETITIONS)
-        }
+        counts = {*range(1, min(most, FEW) + 1), *_growing(FEW, most, APART)}
+        counts |= {*_checkpoints(scheduled_blocks(length, k), most)}
         plans += [Plan(length, count, k) for count in sorted(counts)]
     return tuple(dict.fromkeys(plans))
 
