@@ -173,8 +173,12 @@ an inner loop stores checkpoints where an outer one advances: step/test_lineariz
 + as_loop = False
 
 examples at one point share values that tell them apart: step/test_linearized.py -k axis_alone
-- rule = partial(batch, axis, run, dims, 0)
-+ rule = partial(batch, axis, run, dims, len(function.output_types))
+- rule = partial(batch, axis, run, dims)
++ count = len(function.output_types)
++         def rule(*flat):
++             results, found = batch(axis, run, dims, *flat)
++             values = [x if d is None else x[0] for x, d in zip(results[:count], found)]
++             return [*values, *results[count:]], [*[None] * count, *found[count:]]
 
 a sweep is traced where its axes are not bound: step/test_linearized.py -k axis_alone
 - activity = within(sweep.vmaps, lambda: find_activity(sweep.loop, differentiated))

@@ -47,15 +47,10 @@ def vmap_over(axis: Any, fun: Run, dims: Sequence[Any], dims_out: Any = 0) -> An
     )
 
 
-def batch(
-    axis: Any, run: Run, dims: Sequence[Any], same: int, *operands: Any
-) -> tuple[list[Any], list[Any]]:
-    """The batching rule of `run`: results and their batch axes. The first `same` results are equal
-    for all examples, even if each example computes them, for example by reading a file."""
+def batch(axis: Any, run: Run, dims: Sequence[Any], *operands: Any) -> Batched:
+    """The batching rule of `run`: results and their batch axes."""
     found = batched_dims(axis, run, operands, dims)
-    results = vmap_over(axis, run, dims, found)(*operands)
-    values = [x if d is None else x[0] for x, d in zip(results[:same], found, strict=False)]
-    return [*values, *results[same:]], [*[None] * same, *found[same:]]
+    return vmap_over(axis, run, dims, found)(*operands), found
 
 
 def batch_once(

@@ -49,11 +49,11 @@ class Function(FunctionPrimitive):
     ) -> Batched:
         """Several directions at one point, as in `jax.jacfwd`, share what JAX finds equal."""
         run = partial(self.both, function=function, activity=activity)
-        rule = partial(batch, axis, run, dims, 0)
+        rule = partial(batch, axis, run, dims)
         return batch_once(function, ("jvp", axis, activity), rule, flat, dims)
 
     def batch_tangents(self, axis: Any, flat: Flat, dims: Flat, **params: Any) -> Batched:
-        rule = partial(batch, axis, partial(self.tangents, **params), dims, 0)
+        rule = partial(batch, axis, partial(self.tangents, **params), dims)
         key = ("tangent", axis, params["activity"])
         return batch_once(params["function"], key, rule, flat, dims)
 

@@ -233,7 +233,6 @@ class Linearized:
     """
 
     activity: Activity
-    is_mapped: bool
     code: ClosedJaxpr
     closed: ClosedJaxpr
     """`code` with all calls inlined, only for running, because functions lose their rules."""
@@ -350,7 +349,6 @@ def linearized(
         carry, x = inputs[num_shared:][: len(carry)], inputs[num_shared + len(carry) :]
         return Linearized(
             activity,
-            is_mapped,
             code,
             closed,
             inputs[:num_shared],
