@@ -369,11 +369,13 @@ def _of_linear(operands: Flat, cotangents: Flat) -> list[Any]:
     return [ct if is_linear_input(x) else None for x, ct in zip(operands, cotangents, strict=True)]
 
 
+def jvp_in(run: Callable[..., Flat], primals: Flat, mask: Sequence[bool], tangents: Flat) -> Any:
+    """`jax.jvp` of `run` in the primals that the mask marks, in the direction of these tangents."""
+    of_chosen = lambda chosen: run(*substitute(primals, mask, chosen))  # noqa: E731
+    return jax.jvp(of_chosen, (pick(primals, mask),), (list(tangents),))
+
+
 def jvp_of_nonzero(run: Callable[..., Flat], primals: Flat, tangents: Flat) -> Any:
     """`jax.jvp` of `run` in the primals whose tangents are not symbolic zeros."""
     mask = [not is_zero(t) for t in tangents]
-    return jax.jvp(
-        lambda chosen: run(*substitute(primals, mask, chosen)),
-        (pick(primals, mask),),
-        (pick(tangents, mask),),
-    )
+    return jvp_in(run, primals, mask, pick(tangents, mask))

@@ -19,6 +19,7 @@ from jax_revolve._compat.functions import (
     Flat,
     FunctionPrimitive,
     Mask,
+    jvp_in,
     jvp_of_nonzero,
     tangent_types,
 )
@@ -199,10 +200,9 @@ class PushedSweep(Pushable):
     def _pushed_again(
         self, run: Callable[..., Flat], function: Pushed, active: Active, flat: Flat
     ) -> Flat:
-        operands, dots = flat[: len(active.operands)], list(flat[len(active.operands) :])
-        at = lambda chosen: substitute(operands, active.operands, chosen)  # noqa: E731
-        own = lambda chosen: run(*at(chosen), function=function)  # noqa: E731
-        results, dots = jax.jvp(own, (pick(operands, active.operands),), (dots,))
+        operands, dots = flat[: len(active.operands)], flat[len(active.operands) :]
+        own = partial(run, function=function)
+        results, dots = jvp_in(own, operands, active.operands, dots)
         return [*results, *pick(dots, active.results)]
 
     def primal_half(self, function: Pushed, activity: Active, /) -> Pushed:

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_revolve._compat.functions import Active, Flat, Mask
+from jax_revolve._compat.functions import Active, Flat, Mask, jvp_in
 from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr
 from jax_revolve._compat.memories import transfers_of
 from jax_revolve._compat.values import (
@@ -185,10 +185,9 @@ class ForwardSweep(SweepPrimitive):
         """The derivative of the results alone: saved arrays are functions of the operands."""
         count = len(active.operands)
         operands, tangents = flat[:count], flat[count:]
-        primals, half = pick(operands, active.operands), partial(loop_p.bind, function=sweep.primal)
-        at = lambda chosen: substitute(operands, active.operands, chosen)  # noqa: E731
-        run = lambda chosen: sweep.of_results(half(*at(chosen)))  # noqa: E731
-        results, dots = jax.jvp(run, (primals,), (list(tangents),))
+        half = partial(loop_p.bind, function=sweep.primal)
+        run = lambda *operands: sweep.of_results(half(*operands))  # noqa: E731
+        results, dots = jvp_in(run, operands, active.operands, tangents)
         _, arrays, _ = run_forward_sweep(silenced(sweep).untraced, operands)
         nothing = [zeros(jax.typeof(x).to_tangent_aval()) for x in arrays]
         return [*results, *arrays, *pick([*dots, *nothing], active.results)]

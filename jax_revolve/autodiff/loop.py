@@ -17,13 +17,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_revolve._compat.functions import Batched, Flat, Mask
+from jax_revolve._compat.functions import Batched, Flat, Mask, jvp_in
 from jax_revolve._compat.jaxprs import call_jaxpr
 from jax_revolve._compat.primitives import Part
 from jax_revolve._compat.values import (
     is_symbolic,
     pick,
-    substitute,
     symbolic_zero,
     vary,
     varying_axes,
@@ -207,10 +206,8 @@ class LoopPrimitive(Function):
             return [*values, *tangents]
 
         def run(plain: Loop) -> Flat:
-            operands = lambda chosen: substitute(flat[:count], activity.operands, chosen)  # noqa: E731
-            call = lambda chosen: run_plain_loop(*operands(chosen), function=plain)  # noqa: E731
-            primals = pick(flat[:count], activity.operands)
-            values, dots = jax.jvp(call, (primals,), (list(flat[count:]),))
+            call = partial(run_plain_loop, function=plain)
+            values, dots = jvp_in(call, flat[:count], activity.operands, flat[count:])
             return [*values, *pick(dots, activity.results)]
 
         return _as_loop(loop, run)

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_revolve._compat.functions import Active, Flat, Mask
+from jax_revolve._compat.functions import Active, Flat, Mask, jvp_in
 from jax_revolve._compat.jaxprs import call_jaxpr
 from jax_revolve._compat.memories import transfers_of
 from jax_revolve._compat.values import (
@@ -120,9 +120,8 @@ def _values_and_tangents(sweep: Sweep, primals: Flat, along: Flat) -> tuple[Flat
         return [*pick(carry, own.carry), *pick(pick(ys, own.ys), sweep.ys)]
 
     if not sweep.later:
-        bind = lambda chosen: loop_p.bind(*substitute(primals, given, chosen), function=loop)  # noqa: E731
-        run = lambda chosen: of_cotangents(bind(chosen))  # noqa: E731
-        return jax.jvp(run, (pick(primals, given),), (pick(along, given),))
+        run = lambda *primals: of_cotangents(loop_p.bind(*primals, function=loop))  # noqa: E731
+        return jvp_in(run, primals, given, pick(along, given))
     # Both as they are once they are linearized, with the rules that this applies.
     pairs = paired(loop, find_activity(loop, given))
     both, nothing = pairs.loop, [False] * sum(given)
@@ -180,8 +179,7 @@ class ReverseSweep(SweepPrimitive):
         active_operands = sweep.activity.operands
         if sweep.is_opaque:
             _refuse_inverse(sweep)
-            run = lambda chosen: _nested(sweep, substitute(flat, mask, chosen))  # noqa: E731
-            results, dots = jax.jvp(run, (pick(flat, mask),), (list(tangents),))
+            results, dots = jvp_in(lambda *flat: _nested(sweep, flat), flat, mask, tangents)
             return [*results, *dots]
         moved = [dot is not None for dot in along]
 

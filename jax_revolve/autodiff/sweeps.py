@@ -51,7 +51,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jax_revolve._compat.functions import Active, Batched, Flat, Mask
+from jax_revolve._compat.functions import Active, Batched, Flat, Mask, jvp_in
 from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, source_of_function
 from jax_revolve._compat.primitives import declare
 from jax_revolve._compat.values import (
@@ -59,7 +59,6 @@ from jax_revolve._compat.values import (
     is_traced,
     pick,
     spread,
-    substitute,
     tangent_type,
     zeros,
 )
@@ -375,13 +374,8 @@ class SweepPrimitive(Pushable):
             has_dot: list[bool] = []
 
             def both(*flat: Any) -> Flat:
-                operands, tangents = flat[: len(mask)], list(flat[len(mask) :])
-
-                def run_watched(chosen: Flat) -> Flat:
-                    inputs = substitute(operands, mask, chosen)
-                    return watched(has_dot)(list(self.of_example(sweep, *inputs)))
-
-                results, dots = jax.jvp(run_watched, (pick(operands, mask),), (tangents,))
+                run = lambda *operands: watched(has_dot)(list(self.of_example(sweep, *operands)))  # noqa: E731
+                results, dots = jvp_in(run, flat[: len(mask)], mask, flat[len(mask) :])
                 return [*results, *pick(dots, has_dot)]
 
             dots = [t.to_tangent_aval() for t in pick(types, mask)]

@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_revolve._compat.functions import Active, Batched, Flat, Mask, jvp_of_nonzero
+from jax_revolve._compat.functions import Active, Batched, Flat, Mask, jvp_in, jvp_of_nonzero
 from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, is_literal, pruned
 from jax_revolve._compat.primitives import new_primitive
 from jax_revolve._compat.values import (
@@ -98,13 +98,9 @@ class SegmentPrimitive(Function):
         count = len(activity.operands)
 
         def run(*flat: Any) -> Flat:
-            def primal(chosen: Flat) -> Flat:
-                inputs = substitute(flat[:count], activity.operands, chosen)
-                return self.run(*inputs, function=function)
-
-            primals = pick(flat[:count], activity.operands)
-            results, results_dot = jax.jvp(primal, (primals,), (list(flat[count:]),))
-            return [*results, *pick(results_dot, activity.results)]
+            own = partial(self.run, function=function)
+            results, dots = jvp_in(own, flat[:count], activity.operands, flat[count:])
+            return [*results, *pick(dots, activity.results)]
 
         return _bind(jax.make_jaxpr(run)(*flat), flat)
 
