@@ -158,10 +158,6 @@ def _sparsified(program: Program, env: Any, *values: Any, **params: Any) -> Any:
 
 _SPARSE = "jax.experimental.sparse.transform"
 
-LATE = {_SPARSE}
-"""Interpreters that get their rules once they are imported, because that takes a quarter of a
-second."""
-
 _PROGRAMS: dict[Any, Program] = {}
 
 
@@ -171,14 +167,13 @@ def register(primitive: Any, program: Program) -> None:
     checkify.error_checks[primitive] = partial(_check_errors, program)
     signature = partial(_signature_of_keys, program)
     key_reuse.key_reuse_signatures[primitive] = key_reuse.DynamicKeyReuseSignature(signature)
-    if _SPARSE in sys.modules:
-        register_late(_SPARSE)
+    register_with_sparsify()
 
 
-def register_late(name: str) -> None:
-    """Register all primitives with one of the `LATE` interpreters, now imported."""
-    LATE.discard(name)
-    module = sys.modules[name]
-    for primitive, program in _PROGRAMS.items():
-        for table in (module.sparse_rules_bcoo, module.sparse_rules_bcsr):
-            table[primitive] = partial(_sparsified, program)
+def register_with_sparsify() -> None:
+    """Tell `sparsify` what primitives compute, once it is imported: that takes a quarter of a
+    second."""
+    if (module := sys.modules.get(_SPARSE)) is not None:
+        for primitive, program in _PROGRAMS.items():
+            for table in (module.sparse_rules_bcoo, module.sparse_rules_bcsr):
+                table[primitive] = partial(_sparsified, program)

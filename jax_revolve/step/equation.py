@@ -1,6 +1,5 @@
 """lax's own loop equations."""
 
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -8,11 +7,10 @@ from typing import Any
 import jax
 
 from jax_revolve._compat.interpreters import (
-    LATE,
     eager_constant_folding,
     is_input_effect,
     is_reference_effect,
-    register_late,
+    register_with_sparsify,
 )
 from jax_revolve._compat.jaxprs import eval_jaxpr, is_literal, variables
 from jax_revolve._compat.values import as_array, is_array_type
@@ -29,8 +27,7 @@ def run_around_loop(
     Its trace has the equations before the loop (promoted weak types, hoisted constants), the loop,
     and the equations after it (values that the body only passes on).
     """
-    for name in [name for name in LATE if name in sys.modules]:
-        register_late(name)
+    register_with_sparsify()
     with eager_constant_folding(False):  # `jax.ensure_compile_time_eval` would run the loop
         closed, shape = jax.make_jaxpr(fun, return_shape=True)()
     jaxpr, treedef = closed.jaxpr, jax.tree.structure(shape)
