@@ -35,7 +35,7 @@ from jax.extend.core import Primitive, Var
 from jax.interpreters import partial_eval as pe
 
 from jax_revolve._compat.interpreters import without_key_checks
-from jax_revolve._compat.primitives import Part, new_primitive, with_parameters
+from jax_revolve._compat.primitives import new_primitive, with_parameters
 from jax_revolve._compat.values import (
     instantiate,
     is_linear_input,
@@ -83,9 +83,9 @@ class FunctionPrimitive(ABC):
             batch=self.batch,
             jvp=self._jvp,
             transpose=self._transpose,
-            prune=self._given("dce"),
-            known=self._given("known"),
-            keys=self._given("keys"),
+            prune=self.dce,
+            known=self.known,
+            keys=self.keys,
             interpret=self.interpret,
             has_dead_code=self.has_dead_code,
             recomputed=self._recomputed,
@@ -105,17 +105,12 @@ class FunctionPrimitive(ABC):
             batch=self.batch_both,
             jvp=self.jvp_of_both,
             transpose=self._transpose_both,
-            prune=self._given("dce_jvp"),
-            keys=self._keys_of_both if self._given("keys") else None,
+            prune=self.dce_jvp,
+            keys=self._keys_of_both if self.keys else None,
         )
         rule = without_key_checks(self._split_values)
         pe.custom_partial_eval_rules[self.jvp_p] = rule
         pe.partial_eval_jaxpr_custom_rules[self.jvp_p] = self._split_equation
-
-    def _given(self, name: str) -> Callable[..., Any] | None:
-        """A method that this class has, and the base class leaves to JAX."""
-        is_given = getattr(type(self), name) is not getattr(FunctionPrimitive, name)
-        return getattr(self, name) if is_given else None
 
     # What every class says
 
@@ -187,18 +182,14 @@ class FunctionPrimitive(ABC):
         """The function to run after its values are known."""
         return function
 
-    def dce(self, used: list[bool], function: Any) -> Part:
-        """See `new_primitive`."""
-        raise NotImplementedError
+    # Methods that a class may have, and otherwise leaves to JAX: see `new_primitive`.
 
-    def dce_jvp(self, used: list[bool], function: Any, activity: Any) -> Part:
-        raise NotImplementedError
-
-    def known(self, given: list[bool], function: Any) -> Part:
-        raise NotImplementedError
-
-    def keys(self, *operands: Any, function: Any) -> Flat:
-        raise NotImplementedError
+    dce: Any = None
+    """`prune` of the function primitive."""
+    dce_jvp: Any = None
+    """`prune` of the jvp primitive."""
+    known: Any = None
+    keys: Any = None
 
     def interpret(self, run: Callable[[dict[str, Any]], Any], params: dict[str, Any]) -> Any:
         return run(params)

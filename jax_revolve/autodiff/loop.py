@@ -19,7 +19,6 @@ import jax.numpy as jnp
 
 from jax_revolve._compat.functions import Batched, Flat, Mask, jvp_in
 from jax_revolve._compat.jaxprs import call_jaxpr
-from jax_revolve._compat.primitives import Part
 from jax_revolve._compat.values import (
     is_symbolic,
     pick,
@@ -195,6 +194,10 @@ class LoopPrimitive(Function):
     def primal_half(self, function: Loop, activity: Activity, /) -> Loop:
         return primal_loop(function, activity)
 
+    dce = staticmethod(prune_loop)
+    dce_jvp = staticmethod(prune_jvp)
+    known = staticmethod(known_part)
+
     def jvp(self, loop: Loop, activity: Activity, /, *flat: Any) -> Flat:
         """The loop of values and tangents, which is what lax makes of its loop."""
         count = len(activity.operands)
@@ -295,15 +298,6 @@ class LoopPrimitive(Function):
         if function.inverse is not None and function.condition is None:
             rule = partial(_batch_reversible, axis, function, dims)
         return batch_once(function, ("loop", axis), rule, operands, dims)
-
-    def dce(self, used: list[bool], function: Loop) -> Part:
-        return prune_loop(used, function)
-
-    def dce_jvp(self, used: list[bool], function: Loop, activity: Activity) -> Part:
-        return prune_jvp(used, function, activity)
-
-    def known(self, given: list[bool], function: Loop) -> Part:
-        return known_part(given, function)
 
     def interpret(self, run: Callable[..., Any], params: dict[str, Any]) -> Any:
         """Give the plan to the loop that an interpreter makes of lax's loop."""
