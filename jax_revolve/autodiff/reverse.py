@@ -95,16 +95,6 @@ def run_reverse_sweep(forward: Sweep, operands: Flat, saved: Saved, cotangents: 
     return reverse_sweep_p.bind(*map(as_array, flat), function=sweep)
 
 
-def _refuse_inverse(sweep: Sweep) -> None:
-    if sweep.loop.inverse is not None:
-        raise NotImplementedError(
-            "inverse must be None where the gradient of a loop is differentiated whose step calls "
-            "a function with a custom_vjp, has a linear primitive of another library, or has a "
-            "derivative without reverse mode: its second derivatives take nested scans under "
-            "jax.checkpoint, which walk nothing back."
-        )
-
-
 def _tangent(value: Any, dot: Any) -> Any:
     """A tangent as an array, zeros for `None`."""
     return zeros(tangent_type(value)) if dot is None else dot
@@ -137,6 +127,13 @@ def _values_and_tangents(sweep: Sweep, primals: Flat, along: Flat) -> tuple[Flat
 
 def _nested(sweep: Sweep, flat: Flat) -> Flat:
     """The results of a sweep of one example, by the nested engine."""
+    if sweep.loop.inverse is not None:
+        raise NotImplementedError(
+            "inverse must be None where the gradient of a loop is differentiated whose step calls "
+            "a function with a custom_vjp, has a linear primitive of another library, or has a "
+            "derivative without reverse mode: its second derivatives take nested scans under "
+            "jax.checkpoint, which walk nothing back."
+        )
     operands, _, cotangents = sweep.take_apart(flat)
     # JAX may map the nested engine without our batching rule, so its step must allow for it.
     steps = sweep.when_mapped().steps(operands, borrows=True)
@@ -178,7 +175,6 @@ class ReverseSweep(SweepPrimitive):
             return [*run(cts), *run(dots)]
         active_operands = sweep.activity.operands
         if sweep.is_opaque:
-            _refuse_inverse(sweep)
             results, dots = jvp_in(lambda *flat: _nested(sweep, flat), flat, mask, tangents)
             return [*results, *dots]
         moved = [dot is not None for dot in along]
@@ -228,7 +224,6 @@ class ReverseSweep(SweepPrimitive):
         def of_one(*flat: Any) -> Flat:
             flat, directions = flat[: len(operands)], flat[len(operands) :]
             if sweep.is_opaque:
-                _refuse_inverse(sweep)
                 factors = pick(_nested(sweep, flat), given), directions
             else:
                 primals, _, cts = sweep.take_apart(flat)

@@ -36,7 +36,7 @@ from jax_revolve._compat.values import spread
 from jax_revolve.jaxprs.evaluate import kept_whole
 from jax_revolve.jaxprs.parts import with_outputs
 from jax_revolve.step.examples import any_example
-from jax_revolve.step.linearized import Cotangents, Linearized, add, of_init, zero_cotangents
+from jax_revolve.step.linearized import Cotangents, add, of_init, zero_cotangents
 from jax_revolve.step.loop import Operands
 from jax_revolve.step.steps import Steps
 
@@ -67,7 +67,7 @@ _Gradient = tuple[list[Any], list[Any]]
 
 def pull_back_nested(steps: Steps, cotangents: Cotangents) -> Operands:
     """The cotangents of the active operands, from the active results' cotangents."""
-    loop, linearized = steps.loop, steps.linearized
+    loop, activity = steps.loop, steps.linearized.activity
     if (length := loop.length) is None:
         raise ValueError(
             "max_steps must be an int to differentiate the gradient of a while loop whose step has "
@@ -89,9 +89,8 @@ def pull_back_nested(steps: Steps, cotangents: Cotangents) -> Operands:
     ct_ys = [ct for ct in cotangents.ys if ct is not None]
     xs, ct_ys = jax.tree.map(in_blocks, (steps.operands.xs, ct_ys))
     inputs: _Inputs = xs, ct_ys, numbers[::order, ::order]
-    nest = _Nest(steps, linearized, [ct is not None for ct in cotangents.ys], missing > 0)
+    nest = _Nest(steps, [ct is not None for ct in cotangents.ys], missing > 0)
     _, starts = lax.scan(nest.advance_block, steps.operands.carry, inputs, reverse=loop.reverse)
-    activity = linearized.activity
     gradient = cotangents.carry, zero_cotangents(steps.operands.consts, activity.consts)
     (ct_carry, ct_consts), ct_xs = lax.scan(
         nest.pull_back_block, gradient, (starts, inputs), reverse=not loop.reverse
@@ -102,13 +101,11 @@ def pull_back_nested(steps: Steps, cotangents: Cotangents) -> Operands:
 
 
 class _Nest:
-    def __init__(
-        self, steps: Steps, linearized: Linearized, given: list[bool], is_filled_up: bool
-    ) -> None:
+    def __init__(self, steps: Steps, given: list[bool], is_filled_up: bool) -> None:
         """`given` marks the ys with cotangents."""
-        self._steps, self._linearized, self._given = steps, linearized, given
-        self._loop, code = steps.loop, linearized.code
-        self._results = with_outputs(code, code.jaxpr.outvars[: len(linearized.results)])
+        self._steps, self._linearized, self._given = steps, steps.linearized, given
+        self._loop, code = steps.loop, steps.linearized.code
+        self._results = with_outputs(code, code.jaxpr.outvars[: len(steps.linearized.results)])
         self._is_filled_up = is_filled_up
 
     def _unless_over(
