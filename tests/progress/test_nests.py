@@ -43,16 +43,23 @@ NESTS = {
 DERIVATIVES = {"grad": jax.grad, "grad of grad": lambda f: jax.grad(lambda x: jax.grad(f)(x).sum())}
 
 
-@pytest.mark.parametrize("options", [{}, {"checkpoints": 2}, {"checkpoints": 1, "block_size": 2}])
-@pytest.mark.parametrize("derivative", DERIVATIVES)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        pytest.param({"checkpoints": 2}, marks=pytest.mark.slow),
+        {"checkpoints": 1, "block_size": 2},
+    ],
+)
+@pytest.mark.parametrize(
+    "derivative", ["grad", pytest.param("grad of grad", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("nest", NESTS)
 def test_progress_of_every_loop(nest: str, derivative: str, options: dict[str, Any]) -> None:
     def loss(x: Any, progress: Any) -> Any:
         run: Body = lambda c: jnp.sin(c) * 0.9 + 0.1 * jnp.tanh(c)  # noqa: E731
         for loop in reversed(NESTS[nest]):
-            run = (lambda body: lambda c: jnp.tanh(body(c)))(
-                loop(run, progress=progress, **options)
-            )
+            run = loop(lambda c, run=run: jnp.tanh(run(c)), progress=progress, **options)
         return jnp.sum(run(x))
 
     x = jnp.linspace(0.1, 1.0, 3)
