@@ -1,5 +1,6 @@
 """Properties of an equation, and its source line."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +34,20 @@ def is_shard_map(eqn: Any) -> bool:
 
 def name_in(eqn: Any) -> list[str]:
     """The names of scopes and transformations around an equation, and its own name."""
-    scopes = [name for name in str(eqn.source_info.name_stack).split("/") if name]
+    scopes = [_bare(name) for name in str(eqn.source_info.name_stack).split("/")]
+    scopes = [name for name in scopes if name and "@" not in name]
     name = eqn.params.get("name", name_of(eqn))
     if name == IN_PLACE:
         return scopes
-    if eqn.primitive.name == "checkpointed_loop":
-        return [*scopes, "scan" if function_of(eqn).condition is None else "while"]
+    if eqn.primitive.name in ("checkpointed_loop", "checkpointed_loop_forward_sweep"):
+        loop = getattr(function_of(eqn), "loop", function_of(eqn))
+        return [*scopes, "scan" if loop.condition is None else "while"]
     return [*scopes, str(name) if eqn.primitive.name == "jit" else name_of(eqn)]
+
+
+def _bare(scope: str) -> str:
+    """A scope without the transformations around it."""
+    return re.sub(r"^(?:(?:jvp|transpose|vmap)\()*([^()]*)\)*$", r"\1", scope)
 
 
 def source_of(eqn: Any) -> str:

@@ -7,6 +7,7 @@ each, and runs the jaxpr with these loops replaced.
 - `explain`: the plan, the memory and the evaluations of every loop in a function.
 - `find`: the loops in a jaxpr, at any depth, their sizes and replacements, and equations whose
   loops stay unchanged.
+- `derivative`: the gradient of a program, and what its loops decide in it.
 - `choice`: which loops to checkpoint, with which options.
 - `batched`: while loops with a batched predicate, made by `jax.vmap`.
 - `share`: one memory budget for several loops, after or inside one another.

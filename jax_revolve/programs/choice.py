@@ -55,19 +55,26 @@ class Choice:
 
     checkpoints: Checkpoints = None
     memory: Memory = None
-    min_length: int = 16
+    min_length: int | None = None
     max_steps: int | None = None
     where: Where | None = None
 
     def __post_init__(self) -> None:
         LoopOptions(self.checkpoints, memory=self.memory)
         check_bound(self.max_steps)
-        check_integer("min_length", self.min_length, least=1)
+        if self.min_length is not None:
+            check_integer("min_length", self.min_length, least=1)
         if self.where is not None and not callable(self.where):
             raise TypeError(
                 "where must be a function from a loop to a bool or a dict, or None, but is "
                 f"{self.where!r} of type {type(self.where).__name__}."
             )
+
+    @property
+    def shortest(self) -> int:
+        """The fewest steps of a scan: by default 16, and 2 if loops share memory, where a few heavy
+        steps count as much as many small ones."""
+        return self.min_length or (16 if self.memory is None else 2)
 
     def replacements(self, loops: Sequence[FoundLoop]) -> dict[Key, Replacement]:
         sharing: dict[Key, tuple[Replacement, int | None]] = {}
@@ -88,7 +95,7 @@ class Choice:
 
     def _options(self, loop: FoundLoop) -> _LoopOptions | None:
         """The options of a loop; `None` for a loop that is left alone."""
-        if loop.length is not None and loop.length < self.min_length:
+        if loop.length is not None and loop.length < self.shortest:
             return None
         options = _LoopOptions(self.checkpoints, max_steps=self.max_steps)
         said = True if self.where is None else self.where(loop)
@@ -122,6 +129,12 @@ def _shared(
     time together. `sharing` has their default replacements and block sizes. Other loops have `own`
     replacements. A loop of this library keeps its plan, and takes its part of the memory."""
 
+    fewest = {
+        key: replace(default, plan=Plan(_length(default), 1, block_size or 1))
+        for key, (default, block_size) in sharing.items()
+    }
+    decided = loops[0].program.decided({**own, **fewest})
+
     def with_plans(outlay: Outlay) -> dict[Key, Replacement]:
         return {key: replace(sharing[key][0], plan=plan) for key, plan in outlay.plans}
 
@@ -131,19 +144,18 @@ def _shared(
             # Its own memory also covers the loops inside its steps.
             return [replace(o, time=o.time * steps) for o in inside]
         default, block_size = sharing.get(key, (None, None))
-        plan = default.plan if default else loop.loop({}).plan if loop.is_own else None
-        changed = {**own, **with_plans(inside[0]), **({key: default} if default else {})}
-        report = None if plan is None else loop.measure(changed)
-        if default is None and (plan is None or report is None):
+        plan = default.plan if default else loop.own_plan
+        measured, is_while = decided.get(key), loop.kind == "while"
+        if default is None and (plan is None or measured is None):
             return [of_each_step(o, steps) for o in inside]
 
         def outlay(plan: Plan | Options, inner: Outlay) -> Outlay:
-            assert report is not None
+            assert measured is not None
             # The residuals include the checkpoints of the loops inside.
-            sizes, held = report.sizes, inner.held - inside[0].held
+            sizes, held = measured.sizes, inner.held - inside[0].held
             sizes = sizes._replace(residuals=sizes.residuals + held, alone=sizes.alone + held)
-            plan = resolved(plan, report.plan.length, sizes, is_while=report.is_while)
-            found = of_plan(plan, sizes, inner, is_while=report.is_while)
+            plan = resolved(plan, measured.plan.length, sizes, is_while=is_while)
+            found = of_plan(plan, sizes, inner, is_while=is_while)
             return replace(found, plans=((key, plan), *inner.plans) if default else inner.plans)
 
         assert plan is not None
@@ -155,14 +167,12 @@ def _shared(
                 except TooLittleMemory:  # its own memory is too small
                     outlays.append(outlays[0])
             return outlays
-        length = default.max_steps if loop.length is None else loop.length
-        assert length is not None
-        fewest = Plan(length, 1, block_size or 1)
-        if report is None:
-            return [replace(o, plans=((key, fewest), *o.plans)) for o in inside]
-        plans = (*candidates(length, block_size=block_size, is_while=report.is_while), plan)
+        length, least = _length(default), fewest[key].plan
+        if measured is None:
+            return [replace(o, plans=((key, least), *o.plans)) for o in inside]
+        plans = (*candidates(length, block_size=block_size, is_while=is_while), plan)
         every = [outlay(plan, inner) for inner in inside for plan in plans]
-        return [outlay(fewest, inside[0]), outlay(plan, inside[1]), *every]
+        return [outlay(least, inside[0]), outlay(plan, inside[1]), *every]
 
     outlays = of_program(loops, outlays_of)
     chosen = quickest(outlays, memory)
@@ -177,3 +187,9 @@ def _shared(
             "jax_revolve, which keep their plans.",
         )
     return with_plans(chosen)
+
+
+def _length(replacement: Replacement) -> int:
+    length = replacement.max_steps if replacement.of.length is None else replacement.of.length
+    assert length is not None
+    return length

@@ -1,26 +1,32 @@
-"""`explain`: the plan, the memory and the evaluations of every loop that a function runs."""
+"""`explain`: the plan, the memory and the evaluations of every loop that a function runs.
 
+It has no model of its own: it traces the gradient, and reads from that what runs (`derivative`).
+"""
+
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 
+from jax_revolve._compat.functions import Mask
 from jax_revolve._compat.interpreters import filtered_traceback
+from jax_revolve._compat.values import pick
 from jax_revolve.programs.choice import Choice
+from jax_revolve.programs.derivative import Decided, Decisions, differentiable
 from jax_revolve.programs.find import (
     FoundLoop,
+    Program,
     Replacements,
+    find_differentiated,
     find_not_entered,
     takes_derivatives,
 )
-from jax_revolve.programs.rewrite import check_function, trace
+from jax_revolve.programs.rewrite import check_function, inputs_of, trace
 from jax_revolve.programs.share import Outlays, around, of_each_step, of_plan, of_program
-from jax_revolve.schedule.arguments import counted, readable
+from jax_revolve.schedule.arguments import check_integer, counted, readable
 from jax_revolve.schedule.report import Printed, Report, aligned, checkpoints_of, plot_reports
-
-Reports = Mapping[FoundLoop, Report | None]
-"""The report on each loop; `None` if lax runs it, or if it has no reverse mode."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -40,7 +46,8 @@ class Explanation(Printed):
     - `outside`: the bytes outside the budget: xs, ys, closed-over values and their cotangents, as
         far as each loop's `always` lists them, of all loops that are in no other loop.
     - `evaluations`: the evaluations of steps, of all loops together, in a gradient of the function
-        with these plans.
+        with these plans. At most so many if there are while loops.
+    - `differentiated`: the arguments with respect to which the gradient is, by name.
     """
 
     loops: tuple[Report, ...]
@@ -49,6 +56,7 @@ class Explanation(Printed):
     memory: int
     memory_now: int
     evaluations: int
+    differentiated: str
     _rows: tuple[tuple[FoundLoop, Report | None, int], ...]
     _takes_derivatives: bool
 
@@ -67,10 +75,17 @@ class Explanation(Printed):
         return f"<Explanation: {loops}, {bytes}, {counted(self.evaluations, 'evaluation')}>"
 
     def __str__(self) -> str:
-        lines = [*(self._table() if self._rows else ["No loops."]), *self._remarks()]
+        table = [self._title, *self._table()] if self._rows else ["No loops."]
+        lines = [*table, *self._remarks()]
         if len(self._rows) == len(self.loops) == 1:
             lines += ["", str(self.loops[0])]
         return "\n".join(lines)
+
+    @property
+    def _title(self) -> str:
+        if self._takes_derivatives:
+            return "The derivatives that the function takes itself."
+        return f"The gradient with respect to {self.differentiated}."
 
     def _table(self) -> Iterator[str]:
         sizes = ("carry", "residuals", "jax.lax keeps", "memory")
@@ -79,7 +94,9 @@ class Explanation(Printed):
         kept = "" if None in plain else readable(sum(size or 0 for size in plain))
         total = ["together", "", "", "", "", "", kept, readable(self.memory), "", ""]
         rows = [[*titles, "evaluations"], *(self._row(*row) for row in self._rows)]
-        yield from aligned([*rows, [*total, str(self.evaluations)]], words=2)
+        at_most = any(report and loop.kind == "while" for loop, report, _ in self._rows)
+        evaluations = f"{'<= ' if at_most else ''}{self.evaluations}"
+        yield from aligned([*rows, [*total, evaluations]], words=2)
 
     def _row(self, loop: FoundLoop, report: Report | None, evaluations: int) -> list[str]:
         at_most = "<= " if loop.kind == "while" else ""
@@ -93,7 +110,8 @@ class Explanation(Printed):
             alone = "no gradient" if loop.is_own else "left alone"
             return [*row, "needs max_steps" if loop.length is None else alone, "", "", ""]
         memory, plan = readable(report.memory(report.plan)), report.plan
-        return [*row, memory, checkpoints_of(plan), str(plan.block_size), str(evaluations)]
+        runs = f"{at_most}{evaluations}"
+        return [*row, memory, checkpoints_of(plan), str(plan.block_size), runs]
 
     def _remarks(self) -> Iterator[str]:
         of_lax = [loop.name for loop, report, _ in self._rows if report and not loop.is_own]
@@ -117,22 +135,26 @@ class Explanation(Printed):
             yield f"The loops in {name} are left alone: {reason}."
 
 
-def explain(fun: Callable[..., Any]) -> Callable[..., Explanation]:
+def explain(
+    fun: Callable[..., Any], *, argnums: int | Sequence[int] | None = None
+) -> Callable[..., Explanation]:
     """Every loop that a function runs, and for each one its plan, memory and evaluations.
 
     It finds the loops of this library and the loops of `jax.lax`, at any depth. Of a loop of
     `jax.lax`, it shows the plan that [`jax_revolve.checkpoint_loops`][] would give it. To see the
     plans for other options, explain the result: `explain(checkpoint_loops(fun, memory="1GB"))`.
 
-    Nothing runs: `fun` is traced, so arguments may be shapes, and `explain` also works inside
-    `jax.jit`. Apply it to the function that is differentiated, not to its gradient. Sizes assume
-    that everything differentiable is differentiated; a gradient with respect to less has fewer
-    residuals. They are for one device inside `jax.shard_map`, and where types carry the sharding
+    Nothing runs: the gradient of `fun` is traced, so arguments may be shapes, and `explain` also
+    works inside `jax.jit`. If `fun` takes derivatives itself, the report is on the loops that it
+    then runs. Sizes are for one device inside `jax.shard_map`, and where types carry the sharding
     (`AxisType.Explicit`); elsewhere they count whole arrays.
 
     **Arguments:**
 
     - `fun`: the function.
+    - `argnums`: which positional arguments are differentiated, as in `jax.grad`. By default all
+        arguments that can be, Python floats included. Values that `fun` closes over are constants,
+        as for `jax.grad`.
 
     **Returns:**
 
@@ -169,53 +191,125 @@ def explain(fun: Callable[..., Any]) -> Callable[..., Explanation]:
     @filtered_traceback
     def explained(*args: Any, **kwargs: Any) -> Explanation:
         with jax.disable_jit(False):
-            closed, loops, *_ = trace(fun, args, kwargs)
-            replacements = Choice().replacements(loops)
-            # A loop around a while loop of lax has no gradient, which we show instead of an error.
-            refused = {key: r for key, r in replacements.items() if r.plan is None}
-            now, then = reports_on(loops, refused), reports_on(loops, replacements)
-            shown = {loop: now[loop] if loop.is_own else then[loop] for loop in loops}
-        evaluations = _evaluations(shown)
-        rows = tuple((loop, report, evaluations[loop]) for loop, report in shown.items())
+            closed, loops, args, kwargs = _traced(fun, args, kwargs)
+            mask, names = _differentiated(fun, closed, argnums, args, kwargs)
+            reports: dict[FoundLoop, Report | None] = {}
+            alone: Decisions = {}
+            if takes := takes_derivatives(closed):
+                found = find_differentiated(closed)
+                reports = {loop: decided and _report(loop, decided) for loop, decided in found}
+            elif loops:
+                (program := loops[0].program).mask = mask
+                reports = reports_on(program, Choice().replacements(loops))
+                alone = program.alone
+        evaluations = _evaluations(reports)
+        rows = tuple((loop, report, evaluations[loop]) for loop, report in reports.items())
+        own = {loop: report if loop.is_own else None for loop, report in reports.items()}
         return Explanation(
-            tuple(report for report in shown.values() if report is not None),
-            tuple(loop for loop, report in shown.items() if report is None),
+            tuple(report for report in reports.values() if report is not None),
+            tuple(loop for loop, report in reports.items() if report is None),
             {name: reason for name, reason, *_ in find_not_entered(closed)},
-            memory_of(then, replacements),
-            memory_of(now, refused),
+            memory_of(reports, alone),
+            memory_of(own, alone),
             sum(runs for _, report, runs in rows if report is not None),
+            names,
             rows,
-            takes_derivatives(closed),
+            takes,
         )
 
     return explained
 
 
-def reports_on(loops: Sequence[FoundLoop], replacements: Replacements) -> Reports:
-    return {loop: loop.measure(replacements) for loop in loops}
+def _traced(fun: Any, args: Any, kwargs: Any) -> tuple[Any, list[FoundLoop], Any, Any]:
+    """The program of a function, its loops, and the arguments with types for Python floats, which
+    `jax.grad` differentiates. Those that the function needs as numbers stay numbers."""
+    types = jax.tree.map(_type_of_float, (args, kwargs))
+    try:
+        closed, loops, *_ = trace(fun, *types)
+    except jax.errors.ConcretizationTypeError:
+        types = args, kwargs
+        closed, loops, *_ = trace(fun, *types)
+    return closed, loops, *types
 
 
-def memory_of(reports: Reports, replacements: Replacements) -> int:
-    """The bytes that the gradients of all loops hold together. Loops without a report are lax's,
-    with these replacements inside."""
+def _type_of_float(x: Any) -> Any:
+    if isinstance(x, float | complex) and not hasattr(x, "dtype"):
+        return jax.ShapeDtypeStruct((), jax.dtypes.canonicalize_dtype(type(x)), weak_type=True)
+    return x
+
+
+def _differentiated(
+    fun: Any, closed: Any, argnums: Any, args: Any, kwargs: Any
+) -> tuple[Mask, str]:
+    """Which inputs of a program are differentiated, and the names of these arguments."""
+    chosen = (
+        range(len(args)) if argnums is None else [argnums] if isinstance(argnums, int) else argnums
+    )
+    allowed = f"an int or several, for {counted(len(args), 'positional argument')}, or None"
+    for i in chosen:
+        if check_integer("argnums", i, least=-len(args), allowed=allowed) >= len(args):
+            raise ValueError(f"argnums must be {allowed}, but is {argnums!r}.")
+    chosen = {i % len(args) for i in chosen}
+    values = [*enumerate(args), *((name, kwargs[name]) for name in sorted(kwargs))]
+    owners = [key for key, value in values for _ in inputs_of(value)]
+    can = differentiable(closed)
+    is_chosen = [key in chosen or (argnums is None and key in kwargs) for key in owners]
+    mask = tuple(map(min, can, is_chosen))
+    names = dict.fromkeys(map(_names_of(fun), pick(owners, mask)))
+    return mask, ", ".join(names) or "nothing"
+
+
+def _names_of(fun: Any) -> Callable[[Any], str]:
+    """The names of arguments, by position or name."""
+    try:
+        parameters = inspect.signature(fun).parameters.values()
+    except (TypeError, ValueError):  # a function of C
+        parameters = ()
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    name = lambda i: names[i] if i < len(names) else f"argument {i}"  # noqa: E731
+    return lambda key: key if isinstance(key, str) else name(key)
+
+
+def reports_on(program: Program, replacements: Replacements) -> dict[FoundLoop, Report | None]:
+    """The report on each loop; `None` if lax runs it, or if it has no reverse mode."""
+    decided = program.decided(replacements)
+    if all(loop.is_own for loop in program.loops):
+        program.alone = decided  # the same program
+    reports = dict[FoundLoop, Report | None]()
+    for loop in program.loops:
+        is_ours = loop.is_own or loop.key in replacements
+        has_gradient = loop.key in decided and not program.has_no_gradient(loop, replacements)
+        reports[loop] = _report(loop, decided[loop.key]) if is_ours and has_gradient else None
+    return reports
+
+
+def _report(loop: FoundLoop, decided: Decided) -> Report:
+    where = (loop.name, loop.source, loop.runs, loop.is_own)
+    return Report(decided.plan, decided.sizes, decided.always, decided.is_while, *where)
+
+
+def memory_of(reports: Mapping[FoundLoop, Report | None], alone: Decisions) -> int:
+    """The bytes that the gradients of all loops hold together. Loops without a report are lax's.
+    `alone` is what the loops decide if those of lax have one checkpoint each."""
 
     def outlays(loop: FoundLoop, inside: Outlays) -> Outlays:
-        report, inner = reports[loop], inside[0]
-        if report is not None:
-            outlay = of_plan(report.plan, report.sizes, inner, is_while=report.is_while)
-            return [outlay, outlay]
+        # The second outlay is with one checkpoint each: what residuals that were measured so hold.
+        (inner, one_each), report = inside[:2], reports[loop]
+        measured, is_while = alone.get(loop.key), loop.kind == "while"
         outlay = of_each_step(inner, loop.length or 1)
-        # The residuals of the outer loop include what an inner loop keeps.
-        if loop.depth == 0 and loop.kind == "scan":
-            of_a_step = loop.bytes_of_a_step(replacements)
-            if loop.length is not None and of_a_step is not None:
-                outlay = replace(outlay, held=loop.length * of_a_step)
-        return [outlay, outlay]
+        if report is not None:
+            outlay = of_plan(report.plan, report.sizes, inner, is_while=is_while)
+        elif measured is not None and loop.length is not None and not is_while:
+            of_a_step = (measured.sizes.uncut or 0) + inner.held - one_each.held
+            outlay = replace(outlay, held=loop.length * of_a_step)
+        if measured is not None:
+            one_each = of_plan(measured.plan, measured.sizes, one_each, is_while=is_while)
+        return [outlay, one_each]
 
     return of_program(list(reports), outlays)[0].memory
 
 
-def _evaluations(reports: Reports) -> dict[FoundLoop, int]:
+def _evaluations(reports: Mapping[FoundLoop, Report | None]) -> dict[FoundLoop, int]:
     """How often each loop's step is evaluated in a gradient of the function. The plan of an outer
     loop determines how often its step is evaluated. Only the last evaluation is differentiated, and
     only there an inner loop follows its own plan."""

@@ -1,7 +1,7 @@
 """The loops of a program: where they are, what their gradients take, and their replacements.
 
-A program is a jaxpr, and so a tree of equations. The `Key` of a loop is the path to it: the index
-of an equation, the index of a jaxpr in it, the index of an equation there, and so on.
+A program is a jaxpr, and so a tree of equations. What a loop's gradient takes, we read from the
+derivative of the whole program, with the loop's replacement in its place: see `derivative`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,25 +10,24 @@ from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
-import jax
-
+from jax_revolve._compat.functions import Mask
 from jax_revolve._compat.jaxprs import (
     name_of,
     name_of_function,
     parameters_of,
     with_equations,
 )
-from jax_revolve._compat.values import bytes_of, pick, zeros
+from jax_revolve._compat.values import bytes_of
 from jax_revolve.autodiff.loop import loop_p, run_loop
 from jax_revolve.autodiff.refusal import without_reverse_mode
-from jax_revolve.engine.tape.tape import sizes_of, taped_step
+from jax_revolve.autodiff.sweeps import forward_sweep_p
 from jax_revolve.jaxprs.equations import (
     is_recomputed,
     is_shard_map,
     name_in,
     source_of,
 )
-from jax_revolve.jaxprs.evaluate import call_in_place, operands_like, run_in_place, within
+from jax_revolve.jaxprs.evaluate import call_in_place, run_in_place
 from jax_revolve.jaxprs.walk import (
     inner_jaxprs,
     inner_programs,
@@ -37,18 +36,24 @@ from jax_revolve.jaxprs.walk import (
     with_inner_programs,
 )
 from jax_revolve.loops.while_loop import run_or_raise
+from jax_revolve.programs.derivative import (
+    Decided,
+    Decisions,
+    Key,
+    decisions,
+    differentiable,
+    equations,
+    gradient_of,
+    with_keys,
+)
 from jax_revolve.progress.meters import Listener
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.options import LARGEST_BOUND, Options
 from jax_revolve.schedule.plan import Plan
-from jax_revolve.schedule.report import Report
 from jax_revolve.step.equation import read_loop
-from jax_revolve.step.linearized import Activity, find_activity, linearized
-from jax_revolve.step.loop import Loop, NoReverseMode, is_inexact
+from jax_revolve.step.loop import Loop
 
-Key: TypeAlias = tuple[int, ...]
 Replacements: TypeAlias = Mapping[Key, "Replacement"]
-Facts: TypeAlias = tuple[Sizes, Activity]
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,7 @@ class FoundLoop:
     - `carry_bytes`: the bytes of its carry.
     - `residual_bytes`: the most bytes that `jax.lax` keeps of each step for the reverse pass,
         without checkpoints. While loops inside, which have no reverse mode then, count with their
-        initial carries. Measured on first use, by tracing the derivative of a step.
+        initial carries. Measured on first use, by tracing the derivative of the function.
     """
 
     name: str
@@ -87,91 +92,31 @@ class FoundLoop:
     # The `shard_map` equations around it.
     enclosing: tuple[Any, ...] = field(repr=False, compare=False)
     _eqn: Any = field(repr=False, compare=False)
-    # All loops of the program.
-    _loops: list["FoundLoop"] = field(repr=False, compare=False)
+    program: "Program" = field(repr=False, compare=False)
+
+    @property
+    def own_plan(self) -> Plan | Options | None:
+        """The plan of a loop of this library."""
+        return self._eqn.params["function"].plan if self.is_own else None
 
     @cached_property
     def residual_bytes(self) -> int:
-        one_carry = Plan(LARGEST_BOUND, 1)
-        inside = {loop.key: Replacement(loop, one_carry, None) for loop in self._while_loops}
-        return self.bytes_of_a_step(inside) or 0
+        found = self.program.alone.get(self.key)
+        if found is None:
+            return 0
+        inside = [(loop, self.program.alone[loop.key]) for loop in self.program.directly_in(self)]
+        by_ours = sum(decided.held for _, decided in inside)
+        by_lax = sum(loop.plain_bytes or decided.held for loop, decided in inside)
+        return (found.sizes.uncut or 0) - by_ours + by_lax
 
     @property
     def plain_bytes(self) -> int | None:
         """The most bytes that the gradient of `jax.lax`'s loop keeps; `None` for a while loop, and
         for a loop with a while loop inside, which have no gradient."""
-        if self.kind == "while" or self.length is None or self._while_loops:
+        is_taken, is_while = self.program.mask is None, self.kind == "while"
+        if self.length is None or is_taken or is_while or self.program.has_no_gradient(self):
             return None
         return self.length * self.residual_bytes
-
-    def bytes_of_a_step(self, replacements: Replacements) -> int | None:
-        """The bytes that `jax.lax` keeps of a step with these replacements inside, if any."""
-        facts = self._facts(replacements)
-        return None if facts is None else facts[0].uncut
-
-    def loop(self, replacements: Replacements) -> Loop:
-        """The loop itself, or its replacement, as a loop of this library."""
-        eqn = _with_inside(self._eqn, self.key, replacements)
-        own = replacements.get(self.key)
-        return eqn.params["function"] if own is None else own.loop(eqn)
-
-    def measure(self, replacements: Replacements) -> Report | None:
-        """The report on its gradient with these replacements; `None` without a plan or gradient."""
-        other = replacements.get(self.key)
-        loop = self._eqn.params.get("function") if other is None else other.loop(self._eqn)
-        if loop is None or loop.plan is None or (facts := self._facts(replacements)) is None:
-            return None
-        sizes, activity = facts
-        consts, _, xs = loop.operands([v.aval for v in self._eqn.invars])
-        _, ys = loop.results(loop.output_types)
-        always = {
-            "xs": bytes_of(xs),
-            "cotangents of xs": bytes_of(pick(xs, activity.xs)),
-            "ys": bytes_of(ys),
-            "cotangents of ys": bytes_of(pick(ys, activity.ys)),
-            "cotangents of closed-over values": bytes_of(pick(consts, activity.consts)),
-        }
-        where = (self.name, self.source, self.runs, self.is_own)
-        is_while = self.kind == "while"
-        plan = resolved(loop.plan, loop.length, sizes, is_while=is_while)
-        return Report(plan, sizes, always, is_while, *where)
-
-    @property
-    def _while_loops(self) -> list["FoundLoop"]:
-        """The while loops inside that `jax.lax` cannot reverse."""
-        return [
-            loop
-            for loop in self._loops
-            if is_in(loop.key, self.key) and loop.length is None and not loop.is_own
-            if any(is_inexact(v.aval) for v in loop._eqn.outvars)
-        ]
-
-    def _facts(self, replacements: Replacements) -> Facts | None:
-        """The sizes and the activity with these replacements inside, if all operands are
-        differentiated; `None` without reverse mode."""
-        if not self.is_own:
-            any_plan = Replacement(self, Plan(self.length or 1, 1), 1)
-            replacements = {**replacements, self.key: any_plan}
-
-        loop = self.loop(replacements)
-
-        def find() -> Facts | None:
-            operands = operands_like(self._eqn)
-            inputs, first = loop.operands(operands), loop.num_condition_consts
-            if loop.length == 0:  # the xs have no slice
-                one = [zeros(jax.typeof(x).update(shape=(1, *x.shape[1:]))) for x in inputs.xs]
-                inputs = inputs._replace(xs=one)
-            mask = [is_inexact(x) and i >= first for i, x in enumerate(operands)]
-            if not any((activity := find_activity(loop, mask)).results):
-                return None
-            step = linearized(loop, activity, inputs)
-            is_transposable = taped_step(step).is_transposable
-            return (sizes_of(loop, step, inputs), activity) if is_transposable else None
-
-        try:
-            return within(self.enclosing, find)
-        except NoReverseMode:
-            return None
 
 
 def is_in(key: Key, outer: Key) -> bool:
@@ -196,34 +141,111 @@ def _equations(
             yield from _equations(inner, (*around, eqn), (*key, index, part))
 
 
+@dataclass(eq=False)
+class Program:
+    """A traced function, its loops, and which of its inputs are differentiated; `None` if it takes
+    derivatives itself."""
+
+    closed: Any
+    mask: Mask | None
+    loops: list[FoundLoop] = field(default_factory=list)
+
+    def decided(self, replacements: Replacements) -> Decisions:
+        """What the loops decide in the gradient with these replacements. Loops that would have no
+        reverse mode get one checkpoint, so that the others have one."""
+        if self.mask is None:
+            return {}
+        closed = with_keys(self.closed, {loop.key for loop in self.loops})
+        open_loops = [loop for loop in self.loops if self.is_open(loop, replacements)]
+        replaced = replace_loops(closed, {**replacements, **_with_one_checkpoint(open_loops)})
+        return decisions(gradient_of(replaced, self.mask))
+
+    @cached_property
+    def alone(self) -> Decisions:
+        """What the loops decide if those of lax have one checkpoint each."""
+        return self.decided(_with_one_checkpoint(o for o in self.loops if not o.is_own))
+
+    def is_open(self, loop: FoundLoop, replacements: Replacements) -> bool:
+        """Whether a loop would have no reverse mode."""
+        if loop.is_own:
+            return loop.own_plan is None
+        replacement = replacements.get(loop.key)
+        return loop.length is None and (replacement is None or replacement.plan is None)
+
+    def has_no_gradient(self, loop: FoundLoop, replacements: Replacements | None = None) -> bool:
+        """Whether the loop or one inside is differentiated, but would have no reverse mode."""
+        inside = [o for o in self.loops if o is loop or is_in(o.key, loop.key)]
+        return any(self.is_open(o, replacements or {}) and o.key in self.alone for o in inside)
+
+    def directly_in(self, loop: FoundLoop) -> list[FoundLoop]:
+        """The loops of lax in a step whose residuals are among the step's."""
+        inside = [o for o in self.loops if is_in(o.key, loop.key)]
+        return [
+            inner
+            for inner in inside
+            if not inner.is_own and inner.key in self.alone
+            if not any(is_in(key, loop.key) for key in inner.recomputed)
+            if not any(is_in(inner.key, other.key) for other in inside)
+        ]
+
+
+def _with_one_checkpoint(loops: Iterable[FoundLoop]) -> dict[Key, "Replacement"]:
+    return {o.key: Replacement(o, Plan(o.length or LARGEST_BOUND, 1), None) for o in loops}
+
+
 def find_loops(jaxpr: Any) -> list[FoundLoop]:
     """The loops of a program, each before those inside it."""
-    loops: list[FoundLoop] = []
+    program = Program(jaxpr, differentiable(jaxpr))
     for eqn, key, around in _equations(jaxpr):
-        if (equation := _loop_in(eqn)) is None:
-            continue
-        outer = [loop.length for loop in map(_loop_in, around) if loop is not None]
-        known = [length for length in outer if length is not None]
-        loops.append(
-            FoundLoop(
-                name="/".join(_names((*around, eqn))),
-                source=_source((*around, eqn)),
-                kind="scan" if equation.condition is None else "while",
-                length=equation.length,
-                depth=len(outer),
-                runs=prod(known) if known == outer else None,
-                is_own=eqn.primitive is loop_p,
-                carry_bytes=bytes_of(equation.output_types[: equation.num_carry]),
-                key=key,
-                recomputed=tuple(
-                    key[: 2 * i + 1] for i, outer in enumerate(around) if is_recomputed(outer)
-                ),
-                enclosing=tuple(filter(is_shard_map, around)),
-                _eqn=eqn,
-                _loops=loops,
-            )
-        )
-    return loops
+        if (loop := _loop_in(eqn)) is not None:
+            program.loops.append(_found(program, eqn, loop, key, around))
+    return program.loops
+
+
+def find_differentiated(jaxpr: Any) -> list[tuple[FoundLoop, Decided | None]]:
+    """The loops of a program that takes derivatives itself, and what they decided where they were
+    linearized."""
+    program, found = Program(jaxpr, None), []
+    for eqn, key, decided, around in equations(jaxpr):
+        loop = _loop_in(eqn) if decided is None else decided.loop
+        if loop is not None and not any(map(_is_transposed, (*around, eqn))):
+            found.append((_found(program, eqn, loop, key, around), decided))
+    return found
+
+
+def _found(
+    program: "Program", eqn: Any, loop: Loop, key: Key, around: tuple[Any, ...]
+) -> FoundLoop:
+    outer = [length for each in around for length in _length_of(each)]
+    known = [length for length in outer if length is not None]
+    return FoundLoop(
+        name="/".join(_names((*around, eqn))),
+        source=_source((*around, eqn)),
+        kind="scan" if loop.condition is None else "while",
+        length=loop.length,
+        depth=len(outer),
+        runs=prod(known) if known == outer else None,
+        is_own=eqn.primitive in (loop_p, forward_sweep_p),
+        carry_bytes=bytes_of(loop.output_types[: loop.num_carry]),
+        key=key,
+        recomputed=tuple(key[: 2 * i + 1] for i, each in enumerate(around) if is_recomputed(each)),
+        enclosing=tuple(filter(is_shard_map, around)),
+        _eqn=eqn,
+        program=program,
+    )
+
+
+def _length_of(eqn: Any) -> list[int | None]:
+    """The steps of a loop or of a forward sweep; none if the equation is neither."""
+    is_sweep = eqn.primitive is forward_sweep_p
+    loop = eqn.params["function"].loop if is_sweep else _loop_in(eqn)
+    return [] if loop is None else [loop.length]
+
+
+def _is_transposed(eqn: Any) -> bool:
+    """Whether JAX made it by transposing a program. A forward sweep is made there in
+    `jax.checkpoint`."""
+    return "transpose(" in str(eqn.source_info.name_stack) and eqn.primitive is not forward_sweep_p
 
 
 def _names(equations: Iterable[Any]) -> list[str]:
@@ -306,7 +328,7 @@ def takes_derivatives(jaxpr: Any) -> bool:
     """Whether a program runs derivatives of loops."""
     return any(
         eqn.primitive.name.startswith("checkpointed_loop_")
-        or (_loop_in(eqn) and any("transpose(" in name for name in _names((*around, eqn))))
+        or (_loop_in(eqn) and any(map(_is_transposed, (*around, eqn))))
         for eqn, _, around in _equations(jaxpr)
     )
 
@@ -332,8 +354,10 @@ class Replacement:
     progress: Listener | None = None
 
     def loop(self, eqn: Any) -> Loop:
-        equation = read_loop(eqn)
+        equation = _loop_in(eqn)
         assert equation is not None
+        if self.of.is_own:
+            return equation._replace(plan=self.plan)
         length = self.max_steps if equation.condition is not None else equation.length
         return equation.with_plan(length, self.plan)
 
@@ -353,6 +377,7 @@ class Replacement:
             return call_in_place(refuse, eqn, self.of.enclosing)
         loop = self.loop(eqn)
         can_stop_early = loop.condition is not None and loop.length is not None
+        can_stop_early &= not self.of.is_own
         if not can_stop_early and self.progress is None:
             return eqn.replace(primitive=loop_p, params={"function": loop})
 

@@ -1,12 +1,11 @@
 """`fit`: the largest budget with which a whole program fits.
 
-With a budget of `b` bytes, a program takes about `fixed + b`, and each compilation shows `fixed`. A
-smaller limit must not give a larger program. So we round the limit down to a *goal*, a power of
-`APART`, on which alone the search depends. It ends with a program between the next lower goal and
-the goal.
+With a budget of `b` bytes, a program takes about `fixed + b`, and each compilation shows `fixed`.
+The search ends where the next larger budget, a twentieth more, would not fit.
 """
 
 import re
+import sys
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -21,6 +20,8 @@ import jax.numpy as jnp
 from jax_revolve._compat.interpreters import filtered_traceback
 from jax_revolve._compat.memories import text_of
 from jax_revolve._compat.values import bytes_of
+from jax_revolve.jaxprs.walk import inner_jaxprs
+from jax_revolve.programs.rewrite import variables_in
 from jax_revolve.progress.meters import Show, share_bar
 from jax_revolve.schedule.arguments import Memory, TooLittleMemory, mistyped, parse_bytes, readable
 from jax_revolve.schedule.report import Printed
@@ -28,8 +29,7 @@ from jax_revolve.schedule.report import Printed
 MEMINFO = Path("/proc/meminfo")
 UNLIMITED = 2**62
 MOST_COMPILED, MOST_TRACED = 8, 24  # a program that is equal to an earlier one is not compiled
-APART = 1.08  # a result takes more than APART**-2 = 0.857 of the limit
-FINEST, SMALL = 1.02, 1000  # the ratio of budgets that are tried; if small, they are 20 bytes apart
+FINEST, SMALL = 1.05, 1000  # the ratio of budgets that are tried; if small, they are 50 bytes apart
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -38,14 +38,14 @@ class Fitted(Printed):
     on a device, their `limit`, the program, `compiled`, and the bytes of all `attempts` by budget.
     """
 
-    memory: int
+    memory: int | None
     bytes: int
     limit: int
     compiled: Any
     attempts: dict[int, float]
 
     def __str__(self) -> str:
-        memory = "unlimited" if self.memory == UNLIMITED else self.memory
+        memory = "unlimited" if self.memory is None else self.memory
         share = f"{readable(self.bytes)}, {self.bytes / self.limit:.0%} of {readable(self.limit)}"
         tried = ", ".join(map(readable, self.attempts.values()))
         return f"memory={memory}: the program takes {share}.\nCompiled programs: {tried}."
@@ -135,49 +135,39 @@ class _Search:
             )
         self.show(1.0, f"compiled: {len(self.known)}")
         tried = {a.memory: a.bytes for a in self.known.values()}
-        return Fitted(memory, int(size), self.limit, program, tried)
+        budget = None if memory == UNLIMITED else memory
+        return Fitted(budget, int(size), self.limit, program, tried)
 
     def search(self, unlimited: _Attempt) -> _Attempt:
-        """The attempt with the largest budget that fits; with the least one if none does."""
-        goal, enough = 1.0, 0.0
-        while goal * APART <= self.limit:
-            goal, enough = goal * APART, goal
-        aim = (goal + enough) / 2
-        # Budgets are numbered. Invariant: number `low` keeps to the goal, number `high` exceeds it.
-        low, high, left = -1, (top := self.number(UNLIMITED)), MOST_COMPILED - 1
-        tried, number = {top: unlimited}, self.number(aim - unlimited.kept)
-        while low + 1 < high and left:
-            number = 0 if low < 0 and left == 1 else min(max(number, low + 1), high - 1)
+        """The attempt with the largest budget that fits; with the least one if none does. Budgets
+        are numbered: number `low` fits and number `high` does not."""
+        low, high = -1, self.number(UNLIMITED)
+        tried, number = {high: unlimited}, self.number(self.limit - unlimited.kept)
+        last, slope = unlimited, 1.0  # bytes of the program for one of the budget
+        while low + 1 < high and len(self.known) < MOST_COMPILED and len(tried) < MOST_TRACED:
+            is_last = len(self.known) + 1 == MOST_COMPILED or len(tried) + 1 == MOST_TRACED
+            number = 0 if low < 0 and is_last else min(max(number, low + 1), high - 1)
             a = tried[number] = self.attempt(self.budget(number))
-            if enough < a.bytes <= goal:
+            if last is not unlimited and a.bytes != last.bytes and max(a.bytes, last.bytes) < inf:
+                slope = max((a.bytes - last.bytes) / (a.memory - last.memory), 1e-3)
+            last, next_one = a, self.budget(number + 1) - a.memory
+            low, high = (low, number) if a.bytes > self.limit else (number, high)
+            if a.bytes <= self.limit < a.bytes + slope * next_one:
                 return a
-            left = min(MOST_COMPILED - len(self.known), MOST_TRACED - len(tried))
-            was = tried[low] if low >= 0 else a._replace(memory=a.memory - 1, bytes=a.bytes - 1)
-            low, high = (low, number) if a.bytes > goal else (number, high)
-            if low < 0:
-                number = self.number(a.memory - (a.bytes - aim)) if a.bytes < inf else number - 36
-            elif high == top:
-                per_byte = (a.bytes - was.bytes) / (a.memory - was.memory)
-                number = self.number(a.memory + min((aim - a.bytes) / (per_byte or 1e-9), a.memory))
-            elif len(tried) % 2 and tried[high].bytes < inf:
-                x, y = tried[low], tried[high]
-                slope = (y.memory - x.memory) / (y.bytes - x.bytes)
-                number = self.number(x.memory + slope * (aim - x.bytes))
-            else:  # bytes may jump: bisect at the roundest number, as other limits do
-                number = high - 1
-                while number & (number - 1) > low:
-                    number &= number - 1
-        # If all budgets are known, the limit may allow what the goal does not.
-        may_exceed = low + 1 == high and tried[high].bytes <= self.limit
-        return tried[high if low < 0 or may_exceed else low]
+            # Plans may jump, so every third time, we bisect.
+            ideal = a.memory + (self.limit - a.bytes) / slope if a.bytes < inf else 0
+            guess = self.number(max(ideal, 0))
+            number = guess if low < guess < high and len(tried) % 3 else (low + high) // 2
+        return tried[max(low, min(tried))]
 
     def attempt(self, memory: int) -> _Attempt:
         self.show(len(self.known) / MOST_COMPILED, f"compiled: {len(self.known)}")
         lowered = (traced := self.trace(memory)).lower()
-        if (text := text_of(lowered)) not in self.known:
+        if (text := text_of(_inner(lowered))) not in self.known:
             try:
                 done = lowered.compile()
-                self.known[text] = _Attempt(memory, *program_bytes(done, traced.jaxpr.consts), done)
+                sizes = program_bytes(_inner(done), constants(_inner(traced).jaxpr))
+                self.known[text] = _Attempt(memory, *sizes, done)
             except jax.errors.JaxRuntimeError as error:
                 if "RESOURCE_EXHAUSTED" not in str(error) or memory == self.least:
                     raise
@@ -196,7 +186,9 @@ class _Search:
             raise TypeError(f"{expected} raises {type(error).__name__}: {error}") from error
         if not callable(fun):
             raise TypeError(f"{expected} returns {type(fun).__name__} {fun}.")
-        traceable: Any = fun if hasattr(fun, "trace") else jax.jit(fun)
+        # Flax's own jit also returns what `fun` changes in modules.
+        jit: Any = sys.modules["flax.nnx"].jit if variables_in(self.args) else jax.jit
+        traceable: Any = fun if hasattr(fun, "trace") else jit(fun)
         return traceable.trace(*self.args)
 
     @cached_property
@@ -214,6 +206,23 @@ class _Search:
 
     def number(self, memory: float) -> int:
         return int(log1p(max(memory - self.least, 0) / max(self.least, SMALL)) / log(FINEST))
+
+
+def _inner(stage: Any) -> Any:
+    """JAX's stage in Flax's."""
+    return (
+        getattr(stage, "_inner_obj", stage) if type(stage).__module__.startswith("flax") else stage
+    )
+
+
+def constants(jaxpr: Any) -> list[Any]:
+    """The arrays that a program closes over, at any depth."""
+    found, rest = {id(c): c for c in getattr(jaxpr, "consts", ())}, list(jaxpr.eqns)
+    while rest:
+        for inner in inner_jaxprs(rest.pop()):
+            found |= {id(c): c for c in getattr(inner, "consts", ())}
+            rest += inner.eqns
+    return list(found.values())
 
 
 def program_bytes(program: Any, constants: Iterable[Any]) -> tuple[int, int]:

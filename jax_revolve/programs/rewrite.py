@@ -24,6 +24,7 @@ from jax_revolve.programs.find import (
     find_loops,
     find_not_entered,
     replace_loops,
+    takes_derivatives,
 )
 from jax_revolve.schedule.arguments import Memory
 from jax_revolve.schedule.planning import Checkpoints
@@ -42,7 +43,7 @@ def checkpoint_loops(
     *,
     checkpoints: Checkpoints = None,
     memory: Memory = None,
-    min_length: int = 16,
+    min_length: int | None = None,
     max_steps: int | None = None,
     where: Where | None = None,
 ) -> Callable[P, R]: ...
@@ -53,7 +54,7 @@ def checkpoint_loops(
     *,
     checkpoints: Checkpoints = None,
     memory: Memory = None,
-    min_length: int = 16,
+    min_length: int | None = None,
     max_steps: int | None = None,
     where: Where | None = None,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
@@ -62,10 +63,10 @@ def checkpoint_loops(
 def checkpoint_loops(
     fun: Callable[..., Any] | None = None,
     /,
-    *,
+    *arguments: Any,
     checkpoints: Checkpoints = None,
     memory: Memory = None,
-    min_length: int = 16,
+    min_length: int | None = None,
     max_steps: int | None = None,
     where: Where | None = None,
 ) -> Any:
@@ -144,6 +145,11 @@ def checkpoint_loops(
         jax.grad(checkpoint_loops(simulate))(1.0)
         ```
     """
+    if arguments:
+        raise TypeError(
+            "checkpoint_loops takes the function alone: name the options, as in memory='1MB', and "
+            "write checkpoint_loops(fun)(*args), with the arguments of fun."
+        )
     checkpoint = partial(_checkpoint, Choice(checkpoints, memory, min_length, max_steps, where))
     return checkpoint if fun is None else checkpoint(fun)
 
@@ -154,8 +160,9 @@ def _checkpoint(choice: Choice, fun: Callable[..., Any]) -> Callable[..., Any]:
     def run(fun: Callable[..., Any], args: Any, kwargs: Any, kinds: Any) -> Any:
         del kinds
         closed, loops, types, static = trace(_with_changes(fun), args, kwargs)
-        _warn(find_not_entered(closed), choice.min_length)
-        replaced = replace_loops(closed, choice.replacements(loops))
+        _warn(find_not_entered(closed), choice.shortest)
+        replaced = replace_loops(closed, replacements := choice.replacements(loops))
+        _warn_of_nothing(choice, takes_derivatives(closed), loops, replacements)
         results = call_jaxpr(replaced)(*jax.tree.leaves(eqx.filter((args, kwargs), eqx.is_array)))
         return eqx.combine(jax.tree.unflatten(jax.tree.structure(types), results), static)
 
@@ -184,6 +191,21 @@ def _warn(found: Sequence[NotEntered], min_length: int) -> None:
             )
 
 
+def _warn_of_nothing(
+    choice: Choice, takes: bool, loops: Sequence[FoundLoop], replacements: Mapping[Any, Any]
+) -> None:
+    """Warn if options were given that apply to no loop."""
+    if not takes and (replacements or any(loop.is_own for loop in loops)):
+        return
+    if choice.memory is choice.checkpoints is choice.where is None:
+        return
+    left = ", ".join(f"{loop.name} of {loop.source}" for loop in loops)
+    why = f"it leaves all of them alone: {left}" if loops else "the function runs none"
+    if takes:
+        why = "the function takes a derivative itself: write jax.grad(checkpoint_loops(fun))"
+    warnings.warn(f"checkpoint_loops checkpoints no loop here, because {why}.", stacklevel=2)
+
+
 def _kinds(tree: Any) -> Any:
     """What distinguishes equal Python numbers: `1`, `1.0` and `True`, and `0.0` and `-0.0`."""
     others = jax.tree.leaves(eqx.filter(tree, eqx.is_array, inverse=True))
@@ -209,6 +231,12 @@ def trace(fun: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, list[Fo
         raise
     closed = _readable(closed)
     return closed, find_loops(closed), types, static
+
+
+def inputs_of(tree: Any) -> list[Any]:
+    """The inputs of a traced function in a tree of its arguments."""
+    is_input = lambda x: eqx.is_array(x) or isinstance(x, jax.ShapeDtypeStruct)  # noqa: E731
+    return list(filter(is_input, jax.tree.leaves(tree)))
 
 
 def _readable(jaxpr: Any, enclosing: tuple[Any, ...] = ()) -> Any:
@@ -264,7 +292,7 @@ def check_function(fun: object) -> None:
 # `flax.nnx.jit`, it also returns the changes, which we make in the caller's variables.
 
 
-def _variables(tree: Any) -> list[Any]:
+def variables_in(tree: Any) -> list[Any]:
     """The variables in a tree; none where Flax is not imported."""
     if (nnx := sys.modules.get("flax.nnx")) is None:
         return []
@@ -276,7 +304,7 @@ def _with_changes(fun: Callable[..., Any]) -> Callable[..., tuple[Any, dict[int,
     """The function with a second result: the new values, by index, of variables that it changes."""
 
     def run(*args: Any, **kwargs: Any) -> tuple[Any, dict[int, Any]]:
-        variables = _variables((args, kwargs))
+        variables = variables_in((args, kwargs))
         before = [variable.get_raw_value() for variable in variables]
         result = fun(*args, **kwargs)
         after = [variable.get_raw_value() for variable in variables]
@@ -288,7 +316,7 @@ def _with_changes(fun: Callable[..., Any]) -> Callable[..., tuple[Any, dict[int,
 
 def _change(tree: Any, changes: Mapping[int, Any]) -> None:
     """Make the changes in the variables of a tree."""
-    variables = _variables(tree)
+    variables = variables_in(tree)
     for i, value in changes.items():
         if sum(other is variables[i] for other in variables) > 1:
             raise ValueError(

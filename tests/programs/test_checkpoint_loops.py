@@ -378,7 +378,8 @@ def test_what_is_known_of_a_loop() -> None:
 
 def test_the_report_is_a_table() -> None:
     report = explain(checkpoint_loops(three_loops, checkpoints=5))(jnp.ones(50))
-    lines = str(report).splitlines()
+    title, *lines = str(report).splitlines()
+    assert title == "The gradient with respect to u."
     assert lines[0].split("  ")[0] == "loop"
     words = lines[1].split()
     # Five states, the residuals of one step, and a carry.
@@ -388,7 +389,7 @@ def test_the_report_is_a_table() -> None:
     assert lines[-1].split() == ["together", "240", "kB", "9.2", "kB", str(report.evaluations)]
     assert report.memory == 23 * 400
     short = explain(partial(sines, length=15))(X)
-    lines = str(short).splitlines()
+    _, *lines = str(short).splitlines()
     assert "left alone" in lines[1]
     assert lines[2].split() == ["together", "480", "B", "480", "B", "0"]
     assert (short.memory, short.memory_now) == (480, 480)

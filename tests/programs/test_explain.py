@@ -47,7 +47,7 @@ def close_figures() -> Iterator[None]:
     pyplot.close("all")
 
 
-def step(carry: Any, x: Any) -> Any:
+def step(carry: Any, x: Any, weight: Any = weight) -> Any:
     """A field, a factor for each of ten things, and a running sum."""
     u, v, total = carry
     u = jnp.sin(u) * weight
@@ -62,7 +62,7 @@ def arguments() -> tuple[Any, Any]:
     return init, {"factor": jnp.ones((LENGTH, 10), jnp.float32), "number": numbers}
 
 
-def body(state: Any) -> Any:
+def body(state: Any, weight: Any = weight) -> Any:
     i, u = state
     return i + 1, jnp.sin(u) * weight
 
@@ -79,7 +79,7 @@ def test_bytes() -> None:
     """The field before the step is kept, from which its sine and its derivative are recomputed, and
     the factors that are multiplied; what they are multiplied by is read again. A step taped alone
     has the sine and its derivative. The field and the factors are what running on takes."""
-    report = explained_scan(step, *arguments())
+    report = explained_scan(step, *arguments(), weights=[weight])
     sizes = report.sizes
     assert sizes.checkpoint == 4 * (WIDTH + 10)
     assert sizes.carry == 4 * (WIDTH + 10 + 1)
@@ -96,7 +96,7 @@ def test_bytes() -> None:
     assert not report.is_while
     limit = jnp.full(7, 1e9, jnp.float32)  # what only the condition closes over has no cotangent
     bounded = lambda c: going(c) & (c[1][0] < limit[0])  # noqa: E731
-    report = explained_while(bounded, body, start(), max_steps=100)
+    report = explained_while(bounded, body, start(), [weight], max_steps=100)
     assert report.sizes.checkpoint == 4 * (WIDTH + 1)
     assert report.sizes.carry == report.sizes.checkpoint + 4  # the number of steps
     # The predicate may be kept, too.
@@ -114,7 +114,8 @@ def test_products_of_weights() -> None:
     w = jnp.eye(256, dtype=jnp.float32)
     carry = 4 * 16 * 256
     h = jax.ShapeDtypeStruct((16, 256), jnp.float32)
-    report = explained_scan(lambda h, _: (jnp.tanh(h @ w), None), h, length=LENGTH)
+    f = lambda h, _, w: (jnp.tanh(h @ w), None)  # noqa: E731
+    report = explained_scan(f, h, length=LENGTH, weights=[w])
     sizes = report.sizes
     assert sizes.weights == w.nbytes == report.always["cotangents of closed-over values"]
     assert sizes.residuals == sizes.alone
@@ -227,9 +228,10 @@ def test_all_loops_of_a_function() -> None:
     assert outer.sizes.residuals >= inner.plan.checkpoints * 4 * WIDTH
     assert last.memory(last.plan) <= 20 * 4 * WIDTH <= explanation.memory_now - explanation.memory
     lines = str(explanation).splitlines()
-    assert lines[4].split()[0] == "together"
-    assert lines[4].split()[-1] == str(explanation.evaluations)
-    assert "Run by jax.lax: last/<lambda>/scan." in lines[5]
+    assert lines[0] == "The gradient with respect to u."
+    assert lines[5].split()[0] == "together"
+    assert lines[5].split()[-1] == str(explanation.evaluations)
+    assert "Run by jax.lax: last/<lambda>/scan." in lines[6]
     own = checkpoint_loops(nest)
     assert explain(own)(jnp.ones(WIDTH, jnp.float32)).memory_now == explanation.memory
 

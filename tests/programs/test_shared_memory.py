@@ -71,7 +71,7 @@ class Program:
         with pytest.raises(ValueError, match="memory must be at least") as info:
             self.replacements(1)
         self.least, self.kept = int(re.findall(r"\d+", str(info.value))[0]), 0
-        reports = reports_on(self.loops, self.replacements(self.least))
+        reports = reports_on(self.loops[0].program, self.replacements(self.least))
         if not all(reports[loop] for loop in self.loops if loop.depth == 0):
             # What one that is left alone keeps besides: all but the checkpoints in it.
             self.kept = self.memory_and_time(self.least)[0] - self.least
@@ -82,13 +82,13 @@ class Program:
     def memory_and_time(self, memory: int | None) -> tuple[int, float]:
         """Of the loops that share the memory."""
         replacements = self.replacements(memory)
-        reports = reports_on(self.loops, replacements)
+        reports = reports_on(self.loops[0].program, replacements)
         times = [
             self._runs(loop) * cost.time(r.plan, r.sizes, is_while=r.is_while)
             for loop, r in reports.items()
             if r is not None
         ]
-        return memory_of(reports, replacements) - self.kept, sum(times)
+        return memory_of(reports, self.loops[0].program.alone) - self.kept, sum(times)
 
     def _runs(self, loop: FoundLoop) -> int:
         outer = [o for o in self.loops if o is not loop and o.key == loop.key[: len(o.key)]]

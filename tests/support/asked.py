@@ -16,13 +16,24 @@ def for_bound(max_steps: int | None, *options: Any, sizes: Any = None, **more: A
     return Options(*options, **more).plan_for(max_steps, is_while=True, sizes=sizes)
 
 
-def explained_scan(f: Any, init: Any, xs: Any = None, *args: Any, **options: Any) -> Report:
-    """The report on a `checkpointed_scan` with these options."""
-    scan = lambda init, xs: checkpointed_scan(f, init, xs, *args, **options)  # noqa: E731
-    return explain(scan)(init, xs).loops[0]
+def explained_scan(
+    f: Any, init: Any, xs: Any = None, *args: Any, weights: Any = (), **options: Any
+) -> Report:
+    """The report on a `checkpointed_scan` with these options, of a step that is also called with
+    the weights."""
+
+    def scan(init: Any, xs: Any, weights: Any) -> Any:
+        return checkpointed_scan(lambda c, x: f(c, x, *weights), init, xs, *args, **options)
+
+    return explain(scan)(init, xs, weights).loops[0]
 
 
-def explained_while(cond_fun: Any, body_fun: Any, init: Any, **options: Any) -> Report:
+def explained_while(
+    cond_fun: Any, body_fun: Any, init: Any, weights: Any = (), **options: Any
+) -> Report:
     """The report on a `bounded_while_loop` with these options."""
-    loop = lambda init: bounded_while_loop(cond_fun, body_fun, init, **options)  # noqa: E731
-    return explain(loop)(init).loops[0]
+
+    def loop(init: Any, weights: Any) -> Any:
+        return bounded_while_loop(cond_fun, lambda c: body_fun(c, *weights), init, **options)
+
+    return explain(loop)(init, weights).loops[0]
