@@ -43,6 +43,7 @@ from jax_revolve.autodiff.sweeps import (
 from jax_revolve.engine.buffers import Saved
 from jax_revolve.engine.nest import run_reverse
 from jax_revolve.engine.nested import pull_back_nested
+from jax_revolve.engine.tape.tape import taped_step
 from jax_revolve.step.derived import paired
 from jax_revolve.step.linearized import (
     Activity,
@@ -64,9 +65,14 @@ def pull_back_loop(
     sweep, loop, checkpoints = aux, aux.loop, aux.unflatten(arrays)
     reached = find_reached(loop, activity, [not (ct is None or is_zero(ct)) for ct in cotangents])
     if reached != activity:
-        needed = linearized(loop, reached, loop.operands(operands)).restart
-        if not any(map(gt, needed, sweep.restart)):  # the last block is taped again
-            sweep, checkpoints = sweep._replace(activity=reached), checkpoints.without_tape()
+        inputs, whole = loop.operands(operands), sweep
+        sweep = whole._replace(activity=reached, whole=activity)
+        if not taped_step(sweep.linearized_step(loop, inputs)).is_transposable:
+            # A user's rule may not be made for symbolic zeros. Then the trace leaves it out.
+            sweep = whole
+            if not any(map(gt, linearized(loop, reached, inputs).restart, whole.restart)):
+                sweep = whole._replace(activity=reached)
+                checkpoints = checkpoints.without_tape()  # the last block is taped again
     carry, ys = loop.results(spread(cotangents, activity.results))
     cts = Cotangents(
         [instantiate(ct) for ct in pick(carry, sweep.activity.carry)],

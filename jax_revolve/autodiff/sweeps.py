@@ -128,6 +128,8 @@ class Sweep(NamedTuple):
     """Whether JAX differentiates its program, in which functions then keep their rules."""
     rule_effects: Any = frozenset()
     """The effects of derivative rules, which the loop itself does not have."""
+    whole: Activity | None = None
+    """What the forward sweep's steps differentiate, if cotangents reach only a part of it."""
     later: tuple[Mask, ...] = ()
     """For each time that the sweep was itself linearized, the loop's operands that were active."""
 
@@ -136,6 +138,10 @@ class Sweep(NamedTuple):
         """The fields that are known before the sweep is traced. They determine the others."""
         fields = {"saved_tree": None, "output_types": (), "transfers": None, "vmaps": ()}
         return self._replace(**fields, rule_effects=frozenset())
+
+    @property
+    def traced(self) -> Activity:
+        return self.activity if self.whole is None else self.whole
 
     def of_loop(self, loop: Loop, **fields: Any) -> "Sweep":
         """The sweep over another loop, with these fields replaced."""
@@ -207,14 +213,15 @@ class Sweep(NamedTuple):
         return Steps.of(loop, self.restart, inputs, step, self.record, borrows=borrows)
 
     def linearized_step(self, loop: Loop, inputs: Any) -> Linearized:
-        return linearized(
+        step = linearized(
             loop,
-            self.activity,
+            self.traced,
             inputs,
             self.later,
             is_mapped=self.is_mapped,
             keeps_rules=self.keeps_rules,
         )
+        return step.where_reached(self.activity)
 
     def needs_more(self, step: Linearized) -> bool:
         return any(map(gt, (*step.restart, *step.record), (*self.restart, *self.record)))
@@ -240,7 +247,7 @@ class Sweep(NamedTuple):
     @property
     def primal(self) -> Loop:
         """The loop whose derivatives are the derivatives of the forward sweep's results."""
-        loop = primal_loop(self.loop, self.activity)
+        loop = primal_loop(self.loop, self.traced)
         for mask in self.later:
             loop = primal_loop(loop, find_activity(loop, mask))
         return loop

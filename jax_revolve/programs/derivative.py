@@ -31,7 +31,7 @@ from jax_revolve._compat.values import (
 from jax_revolve.autodiff.batching import within as within_axes
 from jax_revolve.autodiff.refusal import refusal_p
 from jax_revolve.autodiff.sweeps import Sweep, forward_sweep_p
-from jax_revolve.engine.tape.tape import sizes_of
+from jax_revolve.engine.tape.tape import sizes_of, taped_step
 from jax_revolve.jaxprs.equations import is_shard_map
 from jax_revolve.jaxprs.evaluate import within
 from jax_revolve.jaxprs.walk import inner_jaxprs, inner_programs, with_inner_programs
@@ -159,7 +159,8 @@ def _decided(sweep: Sweep) -> tuple[Decided, list[Any]]:
         operands = Operands(*(list(map(like, part)) for part in types))
         step = sweep.linearized_step(loop, operands)
         sizes = sizes_of(loop, step, operands)
-        return Decided(loop, sweep.activity, sizes, types), [step.code, step.transposed]
+        in_reverse = [step.transposed] if taped_step(step).is_transposable else []
+        return Decided(loop, sweep.activity, sizes, types), [step.code, *in_reverse]
 
     return within_axes(sweep.vmaps, find)
 

@@ -2,7 +2,7 @@
 restart set, the leaves of the carry that a checkpoint must hold."""
 
 from collections.abc import Callable, Collection, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from jax_revolve._compat.values import (
     pick,
     spread,
     substitute,
+    symbolic_zero,
     zeros,
 )
 from jax_revolve.jaxprs.equations import calls_rules, has_methods
@@ -243,8 +244,8 @@ class Linearized:
     residuals: list[Variable]
     varying: set[Variable]
     """The variables that differ from step to step."""
-    types: list[AbstractValue]
-    """The types of the cotangents of the active results."""
+    _types: list[AbstractValue]
+    """The types of the cotangents of the results that the trace differentiates."""
     _pullback: Any
     """The tree structure that turns the residuals into the pullback."""
     _later: list[list[bool]]
@@ -253,8 +254,28 @@ class Linearized:
     """The leaves of the carry that a checkpoint stores: see `_restart`."""
     record: Mask
     """The ys that the inverse reads."""
+    traced: Activity
+    """What the trace differentiates. Cotangents may reach only a part of it, `activity`."""
     derived: dict[Hashable, Any] = field(default_factory=dict)
     """A cache for what other rooms derive from it."""
+
+    @property
+    def types(self) -> list[AbstractValue]:
+        """The types of the cotangents of the active results."""
+        return pick(self._types, self._reached.results)
+
+    @property
+    def _reached(self) -> Activity:
+        """Which of the operands and results that the trace differentiates are active."""
+        pairs = zip(self.activity, self.traced, strict=True)
+        return Activity(*(tuple(pick(*masks)) for masks in pairs))
+
+    def where_reached(self, activity: Activity) -> "Linearized":
+        """The same step and residuals, where cotangents reach only this part of its activity."""
+        if activity == self.activity:
+            return self
+        step = replace(self, activity=activity, derived={})
+        return self.derived.setdefault(("reached", activity), step)
 
     def in_order(self, chosen: Collection[Variable]) -> list[Variable]:
         jaxpr = self.closed.jaxpr
@@ -271,13 +292,17 @@ class Linearized:
         """The cotangents of the active consts, carry and xs, from the residuals and the cotangents
         of the active results. Raises JAX's error if a part of the step has no reverse mode."""
 
-        num_consts = (len(self.shared) - len(self.carry)) // 2
+        num_consts, reached = (len(self.shared) - len(self.carry)) // 2, self._reached
         inputs = Operands(self.shared[:num_consts], self.carry, self.x)
         masks = (self.activity.consts, self.activity.carry, self.activity.xs)
         wanted = [v.aval.to_ct_aval().dtype for vs in map(pick, inputs, masks) for v in vs]
 
         def pull_back(residuals: list[Any], cts: list[Any]) -> list[Any]:
+            pairs = zip(spread(cts, reached.results), self._types, strict=True)
+            # Zeros that are not symbolic could be multiplied by infinity.
+            cts = [symbolic_zero(t) if ct is None else ct for ct, t in pairs]
             parts = jax.tree.unflatten(self._pullback, residuals)(cts)
+            parts = map(pick, parts, (reached.consts, reached.carry, reached.xs))
             # JAX lets a user's rule return another dtype.
             pairs = zip((x for part in parts for x in part), wanted, strict=True)
             return [
@@ -361,6 +386,7 @@ def linearized(
             found[0][0],
             [mask[num_results:] for mask in of_residuals],
             *_restart(loop, inlined(code), num_shared),
+            activity,
         )
 
     key = ("linearized", activity, tuple(later), is_mapped, keeps_rules, operands.types)

@@ -130,10 +130,11 @@ class TapedStep:
 
     @cached_property
     def is_transposable(self) -> bool:
-        """Whether JAX can transpose the step. If not, the reverse sweep raises JAX's error."""
+        """Whether JAX can transpose the step. If not, the reverse sweep raises the error, unless it
+        does not need the part that raises. A user's backward rule may raise anything."""
         try:
             _ = self._pullback
-        except (ValueError, NotImplementedError):  # a while loop; a primitive without the rule
+        except Exception:
             return False
         return True
 
