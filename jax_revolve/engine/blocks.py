@@ -67,7 +67,7 @@ class Tape(Block):
             return (carry, ys), write(tape, stored, i)
 
         # As long as every block's tape, because the reverse sweep reuses the buffers.
-        state = results, taped.empty(plan.block_size)
+        state = results, taped.empty(plan.block_size, results[0])
         results, tape = for_loop(0, plan.length - first, tape_step, state)
         return results, Taped(tape)
 
@@ -77,7 +77,9 @@ class Tape(Block):
         self._last, self._pullback = saved, pull.through(self.size)
 
     def begin(self) -> Buffers:
-        return self.pull.step.empty(self.size) if self._last is None else self._last.leaves
+        if self._last is not None:
+            return self._last.leaves
+        return self.pull.step.empty(self.size, self.pull.steps.operands.carry)
 
     def reverse_last(
         self, start: int, count: int, gradient: Operands, work: Buffers

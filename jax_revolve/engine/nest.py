@@ -93,7 +93,7 @@ def tape_the_last_block(steps: Steps, plan: Plan, saved: Saved) -> Taped:
     first = plan.block_size * (plan.blocks - 1)
     restarted = steps.advance_by(first - start, start, restarted)
     step = taped_step(steps.linearized)
-    tape = step.empty(plan.block_size)
+    tape = step.empty(plan.block_size, restarted)
     return Taped(step.tape_steps(steps, tape, restarted, first, plan.length - first))
 
 

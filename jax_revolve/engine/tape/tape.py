@@ -88,8 +88,14 @@ class TapedStep:
         self.step, self.cut = step, cut
         self.varies = [not is_literal(v) and v in step.varying for v in step.residuals]
 
-    def empty(self, block_size: int) -> Buffers:
-        return _buffers([v.aval for v in self.cut.kept], block_size)
+    def empty(self, block_size: int, at: Sequence[Any]) -> Buffers:
+        """An empty tape, made where these values of the carry are known. XLA would merge the empty
+        tapes of several loops into one, copy it for each of them, and hold all copies at once."""
+        seeds = pick(at, [jnp.size(x) > 0 for x in at])
+        empty = [zeros(v.aval) for v in self.cut.kept]
+        if seeds:
+            empty = [lax.optimization_barrier((x, seeds[0]))[0] for x in empty]
+        return [jnp.broadcast_to(x, (block_size, *x.shape)) for x in empty]
 
     def run(self, steps: Steps, inputs: Operands) -> tuple[list[Any], list[Any], list[Any]]:
         """Run one step. Returns the carry, y and the values to tape."""
