@@ -234,7 +234,7 @@ def _traced(fun: Any, args: Any, kwargs: Any) -> tuple[Any, list[FoundLoop], Any
 
 def _type_of_float(x: Any) -> Any:
     if isinstance(x, float | complex) and not hasattr(x, "dtype"):
-        return jax.ShapeDtypeStruct((), jax.dtypes.canonicalize_dtype(type(x)), weak_type=True)
+        return jax.ShapeDtypeStruct((), jax.typeof(x).dtype, weak_type=True)
     return x
 
 

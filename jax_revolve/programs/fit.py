@@ -38,14 +38,14 @@ class Fitted(Printed):
     on a device, their `limit`, the program, `compiled`, and the bytes of all `attempts` by budget.
     """
 
-    memory: int | None
+    memory: int
     bytes: int
     limit: int
     compiled: Any
     attempts: dict[int, float]
 
     def __str__(self) -> str:
-        memory = "unlimited" if self.memory is None else self.memory
+        memory = "unlimited" if self.memory == UNLIMITED else self.memory
         share = f"{readable(self.bytes)}, {self.bytes / self.limit:.0%} of {readable(self.limit)}"
         tried = ", ".join(map(readable, self.attempts.values()))
         return f"memory={memory}: the program takes {share}.\nCompiled programs: {tried}."
@@ -135,8 +135,7 @@ class _Search:
             )
         self.show(1.0, f"compiled: {len(self.known)}")
         tried = {a.memory: a.bytes for a in self.known.values()}
-        budget = None if memory == UNLIMITED else memory
-        return Fitted(budget, int(size), self.limit, program, tried)
+        return Fitted(memory, int(size), self.limit, program, tried)
 
     def search(self, unlimited: _Attempt) -> _Attempt:
         """The attempt with the largest budget that fits; with the least one if none does. Budgets
@@ -148,16 +147,19 @@ class _Search:
             is_last = len(self.known) + 1 == MOST_COMPILED or len(tried) + 1 == MOST_TRACED
             number = 0 if low < 0 and is_last else min(max(number, low + 1), high - 1)
             a = tried[number] = self.attempt(self.budget(number))
-            if last is not unlimited and a.bytes != last.bytes and max(a.bytes, last.bytes) < inf:
+            if last is unlimited and inf > a.bytes > self.limit:
+                slope = max((a.bytes - a.kept) / a.memory, 1.0)  # at most
+            elif last is not unlimited and a.bytes != last.bytes and max(a.bytes, last.bytes) < inf:
                 slope = max((a.bytes - last.bytes) / (a.memory - last.memory), 1e-3)
             last, next_one = a, self.budget(number + 1) - a.memory
             low, high = (low, number) if a.bytes > self.limit else (number, high)
             if a.bytes <= self.limit < a.bytes + slope * next_one:
                 return a
-            # Plans may jump, so every third time, we bisect.
+            # Plans may jump, so later, every third time, we bisect.
             ideal = a.memory + (self.limit - a.bytes) / slope if a.bytes < inf else 0
             guess = self.number(max(ideal, 0))
-            number = guess if low < guess < high and len(tried) % 3 else (low + high) // 2
+            is_guessed = low < guess < high and (len(tried) < 5 or len(tried) % 3 > 0)
+            number = guess if is_guessed else (low + high) // 2
         return tried[max(low, min(tried))]
 
     def attempt(self, memory: int) -> _Attempt:

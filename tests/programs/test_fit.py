@@ -4,7 +4,6 @@ import importlib
 import sys
 from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
 from math import inf, log
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax_revolve import checkpointed_chain, checkpointed_scan, fit
 from jax_revolve.integrations.diffrax import RevolveAdjoint
 from jax_revolve.programs import fit as module
-from jax_revolve.programs.fit import APART, MOST_COMPILED, UNLIMITED, _Attempt, _Search
+from jax_revolve.programs.fit import MOST_COMPILED, UNLIMITED, _Attempt, _Search
 from jax_revolve.typing import Fitted
 
 pytestmark = pytest.mark.usefixtures("default_precision")
@@ -77,19 +76,20 @@ def found(size: Callable[[int], float], limit: int) -> Fitted | None:
 
 
 @pytest.mark.parametrize("name", [*SIZES, *JUMPS])
-def test_smaller_limits_give_smaller_programs_in_few_compilations(name: str) -> None:
+def test_a_limit_is_used_in_few_compilations(name: str) -> None:
+    """What counts is the share of what is free, beyond the program with the least budget."""
     size = (SIZES | JUMPS)[name]
     fitted = [f for limit in LIMITS if (f := found(size, limit)) is not None]
     assert all(f.bytes <= f.limit for f in fitted)
     assert all(len(f.attempts) <= MOST_COMPILED for f in fitted)
-    for smaller, f in pairwise(fitted):
-        # Eight compilations may not settle where a jump is.
-        assert smaller.bytes <= f.bytes or (name in JUMPS and f.bytes < f.limit / APART)
     assert all(size(f.memory) == f.bytes == float(f.compiled) for f in fitted)
     if name in SIZES:  # the limit is used
-        limited = [f for f in fitted if size(UNLIMITED) > f.limit > 1.2 * size(LEAST)]
+        least = size(LEAST)
+        limited = [f for f in fitted if size(UNLIMITED) > f.limit > 1.2 * least]
         assert len(limited) > 50
-        assert min(f.bytes / f.limit for f in limited) >= APART**-2
+        shares = sorted((f.bytes - least) / (f.limit - least) for f in limited)
+        assert shares[len(shares) // 20] >= 0.9
+        assert shares[0] >= 0.7
         assert sum(len(f.attempts) <= 4 for f in limited) > 0.8 * len(limited)
 
 

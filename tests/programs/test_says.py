@@ -1,0 +1,173 @@
+"""What `explain`, budgets and `fit` say is what runs: evaluations are counted, and bytes are those
+of compiled programs."""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox.internal as eqxi
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jax_revolve import checkpoint_loops, checkpointed_scan, explain, fit
+
+pytestmark = pytest.mark.usefixtures("default_precision")
+
+X = np.linspace(0.1, 1.0, 50, dtype=np.float32)
+FIELD = np.linspace(0.5, 1.5, 50, dtype=np.float32)
+
+
+class Counter:
+    """Counts the evaluations of a step."""
+
+    count = 0
+
+    def __call__(self) -> None:
+        jax.debug.callback(self._add)
+
+    def _add(self) -> None:
+        self.count += 1
+
+    def of(self, run: Callable[[], Any]) -> int:
+        self.count = 0
+        jax.block_until_ready(run())
+        jax.effects_barrier()
+        return self.count
+
+
+counter = Counter()
+
+
+def step(c: Any, w: Any) -> Any:
+    counter()
+    return jnp.sin(c) * w + 0.1 * c
+
+
+def scanned(x: Any, w: Any, length: int = 100, **options: Any) -> Any:
+    f = lambda c, _: (step(c, w), jnp.sum(c**2))  # noqa: E731
+    return checkpointed_scan(f, x, None, length, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"memory": 3000}, {"block_size": 7}])
+@pytest.mark.parametrize("of", ["all", "the second", "a constant"])
+def test_evaluations_are_those_that_run(of: str, options: dict[str, Any]) -> None:
+    """A Python number was a constant in the report, and a field that the loss closes over was
+    differentiated."""
+    loss = lambda x, w: jnp.sum(scanned(x, w, **options)[0])  # noqa: E731
+    if of == "a constant":
+        closed = lambda x: loss(x, FIELD)  # noqa: E731
+        said, run = explain(closed)(X), lambda: jax.grad(closed)(X)
+        assert said.differentiated == "x"
+    elif of == "all":
+        said, run = explain(loss)(X, 0.9), lambda: jax.grad(loss, (0, 1))(X, 0.9)
+        assert said.differentiated == "x, w"
+    else:
+        said, run = explain(loss, argnums=1)(X, 0.9), lambda: jax.grad(loss, 1)(X, 0.9)
+        assert said.differentiated == "w"
+    assert counter.of(run) == said.evaluations
+
+
+def test_argnums_are_checked() -> None:
+    for argnums, kind in ((1, ValueError), (-2, ValueError), ("x", TypeError)):
+        with pytest.raises(kind, match="argnums must be"):
+            explain(jnp.sin, argnums=argnums)(X)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("under_jit", [True, False])
+@pytest.mark.parametrize("options", [{}, {"checkpoints": 1, "block_size": 100}])
+def test_results_that_are_only_looked_at_cost_nothing(
+    options: dict[str, Any], under_jit: bool
+) -> None:
+    """They dropped the tape of the last block, and the forward sweep ran again."""
+
+    def loss(x: Any) -> Any:
+        c, losses = scanned(x, 0.9, **options)
+        return jnp.sum(c), losses
+
+    gradient = jax.grad(loss, has_aux=True)
+    gradient = jax.jit(gradient) if under_jit else gradient
+    assert counter.of(lambda: gradient(X)) == explain(lambda x: loss(x)[0])(X).evaluations
+
+
+@pytest.mark.parametrize("options", [{}, {"memory": 3000}, {"checkpoints": 2}])
+def test_a_backward_rule_that_raises_and_that_nobody_needs(options: dict[str, Any]) -> None:
+    """Measuring a step traces its pullback."""
+
+    def loss(scan: Any, x: Any) -> Any:
+        f = lambda c, _: (jnp.sin(c) * 0.9, eqxi.nondifferentiable_backward(c * 2))  # noqa: E731
+        return jnp.sum(scan(f, x)[0])
+
+    ours = lambda f, x: checkpointed_scan(f, x, length=50, **options)  # noqa: E731
+    found = jax.grad(lambda x: loss(ours, x))(X)
+    expected = jax.grad(lambda x: loss(lambda f, x: lax.scan(f, x, length=50), x))(X)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert explain(lambda x: loss(ours, x))(X).evaluations >= 50
+
+
+def heavy(x: Any, length: int = 12) -> Any:
+    def f(c: Any, _: Any) -> Any:
+        for _ in range(6):
+            c = jnp.sin(c) * jnp.cos(1.1 * c)
+        return c, None
+
+    return lax.scan(f, x, None, length)[0]
+
+
+def test_short_loops_count_by_their_bytes() -> None:
+    large, memory = jax.ShapeDtypeStruct((10_000,), jnp.float32), 2_000_000
+
+    def temporaries(fun: Any) -> int:
+        gradient = jax.jit(jax.grad(lambda x: jnp.sum(fun(x))))
+        return gradient.lower(large).compile().memory_analysis().temp_size_in_bytes
+
+    assert temporaries(heavy) > 5_000_000
+    assert temporaries(checkpoint_loops(heavy, memory=memory)) < 1.05 * memory
+
+
+@pytest.mark.parametrize(
+    ("fun", "why"),
+    [
+        (jax.grad(lambda x: jnp.sum(heavy(x))), "takes a derivative itself"),
+        (jnp.sin, "runs none"),
+    ],
+)
+def test_options_without_a_loop_are_said_to_do_nothing(fun: Any, why: str) -> None:
+    with pytest.warns(UserWarning, match=f"checkpoints no loop here.*{why}"):
+        checkpoint_loops(fun, memory="1MB")(X)
+
+
+def test_tapes_of_several_loops_do_not_live_at_once() -> None:
+    """XLA merged the empty tapes of blocks under `jax.remat`, and copied them at the start."""
+
+    def loss(x: Any) -> Any:
+        @jax.remat
+        def block(x: Any) -> Any:
+            return checkpointed_scan(
+                lambda c, _: (jnp.sin(c) * jnp.cos(1.1 * c) + 0.5 * c, None),
+                x,
+                length=100,
+                checkpoints=1,
+                block_size=100,
+            )[0]
+
+        for _ in range(10):
+            x = block(x)
+        return jnp.sum(x**2)
+
+    large = jax.ShapeDtypeStruct((1000,), jnp.float32)
+    compiled = jax.jit(jax.grad(loss)).lower(large).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 3 * 100 * 4000
+
+
+def test_fit_counts_constants_of_inner_functions() -> None:
+    big = jnp.asarray(np.ones(1_000_000, np.float32))
+
+    def make(memory: int) -> Any:
+        inner = jax.jit(lambda x: jnp.sum(x * big[: x.size]))
+        return lambda x: inner(scanned(x, 0.9, memory=memory)[0])
+
+    fitted = fit(make, "100MB")(X)
+    assert fitted.bytes > big.nbytes
+    assert "memory=unlimited" in str(fitted)
