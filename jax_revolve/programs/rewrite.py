@@ -101,10 +101,10 @@ def checkpoint_loops(
         of an inner loop are multiplied by the outer block size or, in a loop that is left alone, by
         its length.
         The budget covers the same as in [`jax_revolve.checkpointed_scan`][]. Plans assume that
-        everything differentiable is differentiated, and are for one example under `jax.vmap` of the
-        result.
-    - `min_length`: scans of fewer steps are left alone: an int >= 1. While loops are not compared
-        with it.
+        all arguments are differentiated that can be, but no closed-over arrays, and are for one
+        example under `jax.vmap` of the result.
+    - `min_length`: scans of fewer steps are left alone: an int >= 1, by default 16, or 2 with
+        `memory`. While loops are not compared with it.
     - `max_steps`: a bound for while loops, as [`jax_revolve.bounded_while_loop`][] with
         `throw=True`. While loops without a bound are left alone, and reverse mode raises an error
         that names them, unless `checkpoints` is an int: they can then be differentiated once in
