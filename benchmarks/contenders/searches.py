@@ -135,7 +135,7 @@ def plan_within(workload: Workload, budget: int, **options: Any) -> Any:
 def explained(workload: Workload, options: dict[str, Any] | None = None) -> Report:
     """The report of the workload's loop, as a `checkpointed_scan` with these options."""
     loss = partial(workload.loss, partial(checkpointed_scan, **options or {}))
-    return explain(loss)(workload.active, workload.passive).loops[0]
+    return explain(loss, argnums=0)(workload.active, workload.passive).loops[0]
 
 
 def _planned(name: str, loop: Loop, budget: int, plan: Any) -> Contender:
