@@ -2,7 +2,7 @@
 
 `python tests/faults.py` tries all of them in copies of the package, `--only WORD` those whose names
 contain it, `--share 2/7` the second of seven shares, and `--everything` runs all quick tests for
-each instead of the files named here. `.ci/run` tries one of 14 shares each day. It fails if
+each instead of the files named here. `.ci/run` tries one share on each day of the week. It fails if
 no test catches a fault, and if the text that a fault replaces is not in the package once: then the
 mechanism has changed, and so must the fault.
 """
