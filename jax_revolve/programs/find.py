@@ -190,7 +190,8 @@ class Program:
 
 
 def _with_one_checkpoint(loops: Iterable[FoundLoop]) -> dict[Key, "Replacement"]:
-    return {o.key: Replacement(o, Plan(o.length or LARGEST_BOUND, 1), None) for o in loops}
+    lengths = ((o, LARGEST_BOUND if o.length is None else o.length) for o in loops)
+    return {o.key: Replacement(o, Plan(n, 1), None) for o, n in lengths if n}
 
 
 def find_loops(jaxpr: Any) -> list[FoundLoop]:

@@ -171,8 +171,9 @@ def test_gradient_keeps_to_its_budget(
     """
     monkeypatch.setattr(jax, "device_count", lambda: 1)
     parameters, init, xs = workload.of_length(LENGTH)
-    step = lambda carry, x: (workload.step(parameters, carry, x), None)  # noqa: E731
-    report = explained_scan(step, init, xs, LENGTH)
+    step = lambda carry, x, parameters: (workload.step(parameters, carry, x), None)  # noqa: E731
+    explained = partial(explained_scan, step, init, xs, LENGTH, weights=[parameters])
+    report = explained()
     least = report.memory(report.choices[0])
     closed_over = report.always["cotangents of closed-over values"]
     allowance = temporaries(workload, lax.scan, 1) + closed_over + 2 * report.sizes.carry + 16384
@@ -180,7 +181,7 @@ def test_gradient_keeps_to_its_budget(
     half = sum(x.nbytes for x in jax.tree.leaves(init) if x.dtype == jnp.bfloat16)
     for share in shares:
         budget = max(int(share * everything), least)
-        plan = explained_scan(step, init, xs, LENGTH, memory=budget).plan
+        plan = explained(memory=budget).plan
         converted = 2 * half * plan.checkpoints
         held = temporaries(workload, partial(checkpointed_scan, memory=budget), LENGTH)
         assert held <= budget + allowance + converted, share

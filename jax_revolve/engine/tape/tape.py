@@ -92,10 +92,14 @@ class TapedStep:
         """An empty tape, made where these values of the carry are known. XLA would merge the empty
         tapes of several loops into one, copy it for each of them, and hold all copies at once."""
         seeds = pick(at, [jnp.size(x) > 0 for x in at])
-        empty = [zeros(v.aval) for v in self.cut.kept]
-        if seeds:
-            empty = [lax.optimization_barrier((x, seeds[0]))[0] for x in empty]
-        return [jnp.broadcast_to(x, (block_size, *x.shape)) for x in empty]
+        buffers = _buffers([v.aval for v in self.cut.kept], block_size)
+        if not seeds:
+            return buffers
+        # A number, because XLA would hold an array between its barrier and the tape.
+        zero = lax.optimization_barrier((jnp.int8(0), seeds[0]))[0]
+        is_number = [jnp.issubdtype(x.dtype, jnp.number) for x in buffers]
+        pairs = zip(buffers, is_number, strict=True)
+        return [x + zero.astype(x.dtype) if number else x for x, number in pairs]
 
     def run(self, steps: Steps, inputs: Operands) -> tuple[list[Any], list[Any], list[Any]]:
         """Run one step. Returns the carry, y and the values to tape."""
