@@ -167,7 +167,7 @@ def _shared(
                 except TooLittleMemory:  # its own memory is too small
                     outlays.append(outlays[0])
             return outlays
-        length, least = _length(default), fewest[key].plan
+        length, least = _length(default), Plan(_length(default), 1, block_size or 1)
         if measured is None:
             return [replace(o, plans=((key, least), *o.plans)) for o in inside]
         plans = (*candidates(length, block_size=block_size, is_while=is_while), plan)

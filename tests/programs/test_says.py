@@ -115,12 +115,16 @@ def heavy(x: Any, length: int = 12) -> Any:
     return lax.scan(f, x, None, length)[0]
 
 
+def temporaries_of(compiled: Any) -> int:
+    return compiled.memory_analysis().temp_size_in_bytes
+
+
 def test_short_loops_count_by_their_bytes() -> None:
     large, memory = jax.ShapeDtypeStruct((10_000,), jnp.float32), 2_000_000
 
     def temporaries(fun: Any) -> int:
         gradient = jax.jit(jax.grad(lambda x: jnp.sum(fun(x))))
-        return gradient.lower(large).compile().memory_analysis().temp_size_in_bytes
+        return temporaries_of(gradient.lower(large).compile())
 
     assert temporaries(heavy) > 5_000_000
     assert temporaries(checkpoint_loops(heavy, memory=memory)) < 1.05 * memory
@@ -158,7 +162,7 @@ def test_tapes_of_several_loops_do_not_live_at_once() -> None:
 
     large = jax.ShapeDtypeStruct((1000,), jnp.float32)
     compiled = jax.jit(jax.grad(loss)).lower(large).compile()
-    assert compiled.memory_analysis().temp_size_in_bytes < 3 * 100 * 4000
+    assert temporaries_of(compiled) < 3 * 100 * 4000
 
 
 def test_fit_counts_constants_of_inner_functions() -> None:
