@@ -142,6 +142,7 @@ def test_options_without_a_loop_are_said_to_do_nothing(fun: Any, why: str) -> No
         checkpoint_loops(fun, memory="1MB")(X)
 
 
+@pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="XLA for CPU removes barriers here")
 def test_tapes_of_several_loops_do_not_live_at_once() -> None:
     """XLA merged the empty tapes of blocks under `jax.remat`, and copied them at the start."""
 
