@@ -14,6 +14,9 @@ from jax_revolve.jaxprs.walk import any_equation, function_of
 IN_PLACE = "checkpointed_in_place"
 """The name of a function that is called in place of an equation."""
 
+KEYED = "jax_revolve@"
+"""How a scope begins that tells which loop an equation was: see `programs.derivative`."""
+
 _JAX, _OURS = Path(jax.__file__).parent, Path(__file__).parents[1]
 
 
@@ -35,7 +38,7 @@ def is_shard_map(eqn: Any) -> bool:
 def name_in(eqn: Any) -> list[str]:
     """The names of scopes and transformations around an equation, and its own name."""
     scopes = [_bare(name) for name in str(eqn.source_info.name_stack).split("/")]
-    scopes = [name for name in scopes if name and "@" not in name]
+    scopes = [name for name in scopes if name and not name.startswith(KEYED)]
     name = eqn.params.get("name", name_of(eqn))
     if name == IN_PLACE:
         return scopes

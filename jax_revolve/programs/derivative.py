@@ -32,7 +32,7 @@ from jax_revolve.autodiff.batching import within as within_axes
 from jax_revolve.autodiff.refusal import refusal_p
 from jax_revolve.autodiff.sweeps import Sweep, forward_sweep_p
 from jax_revolve.engine.tape.tape import sizes_of, taped_step
-from jax_revolve.jaxprs.equations import is_shard_map
+from jax_revolve.jaxprs.equations import KEYED, is_shard_map
 from jax_revolve.jaxprs.evaluate import within
 from jax_revolve.jaxprs.walk import inner_jaxprs, inner_programs, with_inner_programs
 from jax_revolve.schedule import cost
@@ -99,7 +99,7 @@ def with_keys(jaxpr: Any, keys: set[Key], around: Key = ()) -> Any:
 
 
 def scope_of(key: Key) -> str:
-    return f"loop@{'.'.join(map(str, key))}"
+    return f"{KEYED}{'.'.join(map(str, key))}"
 
 
 def differentiable(closed: Any) -> Mask:
@@ -187,10 +187,10 @@ def decisions(jaxpr: Any) -> Decisions:
 
 
 def _key_of(equations: Sequence[Any]) -> Key | None:
-    """The key of a forward sweep, in its scope or that of a function that was called in its
-    place."""
+    """The key of a forward sweep, in its own scope or in the scope of a function that was called in
+    its place."""
     for eqn in reversed(equations):
-        if keys := re.findall(r"loop@([\d.]+)", str(eqn.source_info.name_stack)):
+        if keys := re.findall(rf"{KEYED}([\d.]+)", str(eqn.source_info.name_stack)):
             return tuple(map(int, keys[-1].split(".")))
         if eqn is not equations[-1] and eqn.primitive is forward_sweep_p:
             return None

@@ -153,8 +153,8 @@ def explain(
 
     - `fun`: the function.
     - `argnums`: which positional arguments are differentiated, as in `jax.grad`. By default all
-        arguments that can be, Python floats included. Values that `fun` closes over are constants,
-        as for `jax.grad`.
+        that can be, Python floats included. Keyword arguments and values that `fun` closes over are
+        constants, as for `jax.grad`.
 
     **Returns:**
 
@@ -191,7 +191,7 @@ def explain(
     @filtered_traceback
     def explained(*args: Any, **kwargs: Any) -> Explanation:
         with jax.disable_jit(False):
-            closed, loops, args, kwargs = _traced(fun, args, kwargs)
+            closed, loops, args = _traced(fun, args, kwargs)
             mask, names = _differentiated(fun, closed, argnums, args, kwargs)
             reports: dict[FoundLoop, Report | None] = {}
             alone: Decisions = {}
@@ -220,16 +220,16 @@ def explain(
     return explained
 
 
-def _traced(fun: Any, args: Any, kwargs: Any) -> tuple[Any, list[FoundLoop], Any, Any]:
-    """The program of a function, its loops, and the arguments with types for Python floats, which
-    `jax.grad` differentiates. Those that the function needs as numbers stay numbers."""
-    types = jax.tree.map(_type_of_float, (args, kwargs))
+def _traced(fun: Any, args: Any, kwargs: Any) -> tuple[Any, list[FoundLoop], Any]:
+    """The program of a function, its loops, and its positional arguments with types for Python
+    floats, which `jax.grad` differentiates, unless the function needs numbers there."""
+    types = jax.tree.map(_type_of_float, args)
     try:
-        closed, loops, *_ = trace(fun, *types)
-    except jax.errors.ConcretizationTypeError:
-        types = args, kwargs
-        closed, loops, *_ = trace(fun, *types)
-    return closed, loops, *types
+        closed, loops, *_ = trace(fun, types, kwargs)
+    except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError):
+        types = args
+        closed, loops, *_ = trace(fun, types, kwargs)
+    return closed, loops, types
 
 
 def _type_of_float(x: Any) -> Any:
@@ -242,32 +242,28 @@ def _differentiated(
     fun: Any, closed: Any, argnums: Any, args: Any, kwargs: Any
 ) -> tuple[Mask, str]:
     """Which inputs of a program are differentiated, and the names of these arguments."""
-    chosen = (
-        range(len(args)) if argnums is None else [argnums] if isinstance(argnums, int) else argnums
-    )
+    chosen = range(len(args)) if argnums is None else argnums
+    chosen = [chosen] if isinstance(chosen, int) else chosen
     allowed = f"an int or several, for {counted(len(args), 'positional argument')}, or None"
     for i in chosen:
         if check_integer("argnums", i, least=-len(args), allowed=allowed) >= len(args):
             raise ValueError(f"argnums must be {allowed}, but is {argnums!r}.")
     chosen = {i % len(args) for i in chosen}
-    values = [*enumerate(args), *((name, kwargs[name]) for name in sorted(kwargs))]
-    owners = [key for key, value in values for _ in inputs_of(value)]
-    can = differentiable(closed)
-    is_chosen = [key in chosen or (argnums is None and key in kwargs) for key in owners]
-    mask = tuple(map(min, can, is_chosen))
+    owners = [i for i, value in enumerate(args) for _ in inputs_of(value)]
+    owners += [-1 for _ in inputs_of(kwargs)]  # which `jax.grad` does not differentiate
+    mask = tuple(map(min, differentiable(closed), [i in chosen for i in owners]))
     names = dict.fromkeys(map(_names_of(fun), pick(owners, mask)))
     return mask, ", ".join(names) or "nothing"
 
 
-def _names_of(fun: Any) -> Callable[[Any], str]:
-    """The names of arguments, by position or name."""
+def _names_of(fun: Any) -> Callable[[int], str]:
+    """The names of positional arguments."""
     try:
         parameters = inspect.signature(fun).parameters.values()
     except (TypeError, ValueError):  # a function of C
         parameters = ()
     names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    name = lambda i: names[i] if i < len(names) else f"argument {i}"  # noqa: E731
-    return lambda key: key if isinstance(key, str) else name(key)
+    return lambda i: names[i] if i < len(names) else f"argument {i}"
 
 
 def reports_on(program: Program, replacements: Replacements) -> dict[FoundLoop, Report | None]:
@@ -290,7 +286,7 @@ def _report(loop: FoundLoop, decided: Decided) -> Report:
 
 def memory_of(reports: Mapping[FoundLoop, Report | None], alone: Decisions) -> int:
     """The bytes that the gradients of all loops hold together. Loops without a report are lax's.
-    `alone` is what the loops decide if those of lax have one checkpoint each."""
+    `alone` is what the loops decide if each loop of lax has one checkpoint."""
 
     def outlays(loop: FoundLoop, inside: Outlays) -> Outlays:
         # The second outlay is with one checkpoint each: what residuals that were measured so hold.

@@ -4,6 +4,7 @@ A program is a jaxpr, and so a tree of equations. What a loop's gradient takes, 
 derivative of the whole program, with the loop's replacement in its place: see `derivative`.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -162,7 +163,7 @@ class Program:
 
     @cached_property
     def alone(self) -> Decisions:
-        """What the loops decide if those of lax have one checkpoint each."""
+        """What the loops decide if each loop of lax has one checkpoint."""
         return self.decided(_with_one_checkpoint(o for o in self.loops if not o.is_own))
 
     def is_open(self, loop: FoundLoop, replacements: Replacements) -> bool:
@@ -332,6 +333,13 @@ def takes_derivatives(jaxpr: Any) -> bool:
         or (_loop_in(eqn) and any(map(_is_transposed, (*around, eqn))))
         for eqn, _, around in _equations(jaxpr)
     )
+
+
+def outside_derivatives(jaxpr: Any) -> set[Key]:
+    """The keys of the loops that are no part of a derivative that JAX has taken."""
+    is_part = lambda eqn: re.search(r"(jvp|transpose)\(", str(eqn.source_info.name_stack))  # noqa: E731
+    found = ((key, (*around, eqn)) for eqn, key, around in _equations(jaxpr) if _loop_in(eqn))
+    return {key for key, eqns in found if not any(map(is_part, eqns))}
 
 
 def resolved(plan: Plan | Options, length: int | None, sizes: Sizes, *, is_while: bool) -> Plan:

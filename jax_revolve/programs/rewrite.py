@@ -18,11 +18,13 @@ from jax_revolve.jaxprs.evaluate import call_in_place
 from jax_revolve.jaxprs.walk import inner_programs, with_inner_programs
 from jax_revolve.programs.batched import is_batched, run_batched
 from jax_revolve.programs.choice import Choice, Where
+from jax_revolve.programs.derivative import Key
 from jax_revolve.programs.find import (
     FoundLoop,
     NotEntered,
     find_loops,
     find_not_entered,
+    outside_derivatives,
     replace_loops,
     takes_derivatives,
 )
@@ -63,7 +65,7 @@ def checkpoint_loops(
 def checkpoint_loops(
     fun: Callable[..., Any] | None = None,
     /,
-    *arguments: Any,
+    *,
     checkpoints: Checkpoints = None,
     memory: Memory = None,
     min_length: int | None = None,
@@ -145,11 +147,6 @@ def checkpoint_loops(
         jax.grad(checkpoint_loops(simulate))(1.0)
         ```
     """
-    if arguments:
-        raise TypeError(
-            "checkpoint_loops takes the function alone: name the options, as in memory='1MB', and "
-            "write checkpoint_loops(fun)(*args), with the arguments of fun."
-        )
     checkpoint = partial(_checkpoint, Choice(checkpoints, memory, min_length, max_steps, where))
     return checkpoint if fun is None else checkpoint(fun)
 
@@ -162,7 +159,7 @@ def _checkpoint(choice: Choice, fun: Callable[..., Any]) -> Callable[..., Any]:
         closed, loops, types, static = trace(_with_changes(fun), args, kwargs)
         _warn(find_not_entered(closed), choice.shortest)
         replaced = replace_loops(closed, replacements := choice.replacements(loops))
-        _warn_of_nothing(choice, takes_derivatives(closed), loops, replacements)
+        _warn_of_nothing(choice, closed, loops, replacements)
         results = call_jaxpr(replaced)(*jax.tree.leaves(eqx.filter((args, kwargs), eqx.is_array)))
         return eqx.combine(jax.tree.unflatten(jax.tree.structure(types), results), static)
 
@@ -192,16 +189,17 @@ def _warn(found: Sequence[NotEntered], min_length: int) -> None:
 
 
 def _warn_of_nothing(
-    choice: Choice, takes: bool, loops: Sequence[FoundLoop], replacements: Mapping[Any, Any]
+    choice: Choice, closed: Any, loops: Sequence[FoundLoop], replacements: Mapping[Key, Any]
 ) -> None:
     """Warn if options were given that apply to no loop."""
-    if not takes and (replacements or any(loop.is_own for loop in loops)):
-        return
     if choice.memory is choice.checkpoints is choice.where is None:
+        return
+    changed = {loop.key for loop in loops if loop.is_own or loop.key in replacements}
+    if not changed.isdisjoint(outside_derivatives(closed)):
         return
     left = ", ".join(f"{loop.name} of {loop.source}" for loop in loops)
     why = f"it leaves all of them alone: {left}" if loops else "the function runs none"
-    if takes:
+    if takes_derivatives(closed):
         why = "the function takes a derivative itself: write jax.grad(checkpoint_loops(fun))"
     warnings.warn(f"checkpoint_loops checkpoints no loop here, because {why}.", stacklevel=2)
 

@@ -124,8 +124,8 @@ def _batch(axis: Any, flat: Any, dims: Any, report: Report) -> Any:
 
 
 def _with_tick_last(flat: Any, dims: Any) -> tuple[list[Any], list[int | None]]:
-    """The values with the axis of the tick after those of the examples, where a transposed program
-    of a batch finds it."""
+    """The values, where the tick's own axis is the last one, so that the transposed program of a
+    batch finds it."""
     tick = flat[0] if dims[0] is None else jnp.moveaxis(flat[0], dims[0], 0)
     return [tick, *flat[1:]], [dims[0] if dims[0] is None else 0, *dims[1:]]
 

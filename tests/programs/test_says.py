@@ -115,6 +115,28 @@ def heavy(x: Any, length: int = 12) -> Any:
     return lax.scan(f, x, None, length)[0]
 
 
+def test_loops_around_a_derivative_are_checkpointed_without_a_warning() -> None:
+    """A training loop: the options do apply to it."""
+
+    def train(x: Any) -> Any:
+        f = lambda c, _: (c - 0.1 * jax.grad(lambda c: jnp.sum(heavy(c)))(c), None)  # noqa: E731
+        return jnp.sum(lax.scan(f, x, None, 20)[0])
+
+    found = jax.grad(checkpoint_loops(train, memory="1MB"))(X)  # warnings are errors
+    np.testing.assert_allclose(found, jax.grad(train)(X), rtol=1e-4)
+
+
+def test_keyword_arguments_and_needed_numbers_are_constants() -> None:
+    """As for `jax.grad`. A number that NumPy takes cannot be traced."""
+
+    def loss(x: Any, rate: float = 0.9, *, w: Any) -> Any:
+        return jnp.sum(scanned(x, w * float(np.sqrt(rate)))[0])
+
+    said = explain(loss)(X, 0.9, w=FIELD)
+    assert said.differentiated == "x"
+    assert counter.of(lambda: jax.grad(loss)(X, 0.9, w=FIELD)) == said.evaluations
+
+
 def temporaries_of(compiled: Any) -> int:
     return compiled.memory_analysis().temp_size_in_bytes
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jax_revolve._compat.jaxprs import ClosedJaxpr, is_literal
@@ -91,12 +92,11 @@ class TapedStep:
     def empty(self, block_size: int, at: Sequence[Any]) -> Buffers:
         """An empty tape, made where these values of the carry are known. XLA would merge the empty
         tapes of several loops into one, copy it for each of them, and hold all copies at once."""
-        seeds = pick(at, [jnp.size(x) > 0 for x in at])
         buffers = _buffers([v.aval for v in self.cut.kept], block_size)
-        if not seeds:
+        if not at:
             return buffers
         # A number, because XLA would hold an array between its barrier and the tape.
-        zero = lax.optimization_barrier((jnp.int8(0), seeds[0]))[0]
+        zero = lax.optimization_barrier((np.int8(0), at[0]))[0]
         is_number = [jnp.issubdtype(x.dtype, jnp.number) for x in buffers]
         pairs = zip(buffers, is_number, strict=True)
         return [x + zero.astype(x.dtype) if number else x for x, number in pairs]
