@@ -24,6 +24,7 @@ from support.evaluations import steps_executed
 import jax_revolve
 from jax_revolve import checkpoint_loops, plan, typing
 from jax_revolve.integrations import diffrax, equinox
+from jax_revolve.programs.choice import Choice
 from jax_revolve.schedule.options import LARGEST_BOUND, LONGEST
 from jax_revolve.typing import actions
 
@@ -185,7 +186,8 @@ def test_steps_of_higher_derivatives() -> None:
 def test_figures_in_the_text() -> None:
     """What pages say without a block of code beside it."""
     assert len(ALL) == 40  # "under 40 transformations"
-    assert inspect.signature(checkpoint_loops).parameters["min_length"].default == 16
+    assert inspect.signature(checkpoint_loops).parameters["min_length"].default is None
+    assert (Choice().shortest, Choice(memory="1MB").shortest) == (16, 2)
     for steps, checkpoints in {4096: 28, 10**6: 180}.items():
         report = explained_while(lambda x: x > 0, jnp.sin, 1.0, max_steps=steps, block_size=1)
         assert report.plan.checkpoints == checkpoints
