@@ -89,7 +89,7 @@ def ours(options: dict[str, Any], plain: Callable[..., Any] = lax.scan) -> Loops
     return Loops(
         *loops(**options),
         fori_loop,
-        partial(jax_revolve.checkpoint_loops, min_length=2, **some),
+        partial(jax_revolve.checkpoint_loops, min_length=1, **some),
         partial(jax_revolve.checkpointed_chain, **some),
         loops(**without_memory),
         plain,
