@@ -40,7 +40,7 @@ def name_in(eqn: Any) -> list[str]:
     scopes = [_bare(name) for name in str(eqn.source_info.name_stack).split("/")]
     scopes = [name for name in scopes if name and not name.startswith(KEYED)]
     name = eqn.params.get("name", name_of(eqn))
-    if name == IN_PLACE:
+    if name in (IN_PLACE, "checkpointed_program"):
         return scopes
     if eqn.primitive.name in ("checkpointed_loop", "checkpointed_loop_forward_sweep"):
         loop = getattr(function_of(eqn), "loop", function_of(eqn))

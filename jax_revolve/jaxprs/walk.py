@@ -33,6 +33,7 @@ CALLS = {
     "custom_vmap_call": "call",
     "remat2": "jaxpr",
     "checkpointed_segment": "function.jaxpr",
+    "checkpointed_program": "function.jaxpr",
 }
 """Equations that call a program on their operands and return its results, with the parameter that
 holds it."""

@@ -10,7 +10,8 @@ each, and runs the jaxpr with these loops replaced.
 - `derivative`: the gradient of a program, and what its loops decide in it.
 - `choice`: which loops to checkpoint, with which options.
 - `batched`: while loops with a batched predicate, made by `jax.vmap`.
-- `share`: one memory budget for several loops, after or inside one another.
+- `budget`: one memory budget for several loops, chosen where the program is differentiated.
+- `share`: what loops take together, after or inside one another.
 - `fit`: the largest budget with which a compiled program fits.
 
 May import `loops`, `autodiff` and all rooms below them. No other room imports this one.

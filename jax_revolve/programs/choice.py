@@ -1,25 +1,16 @@
 """Which loops of a program are checkpointed, and with which options."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeAlias
 
 from jax_revolve.jaxprs.equations import varies_unevenly
 from jax_revolve.loops.options import LoopOptions, try_storage
-from jax_revolve.programs.find import FoundLoop, Key, Replacement, resolved
-from jax_revolve.programs.share import (
-    Outlay,
-    Outlays,
-    of_each_step,
-    of_plan,
-    of_program,
-    quickest,
-)
-from jax_revolve.schedule.arguments import Memory, TooLittleMemory, check_integer, parse_bytes
-from jax_revolve.schedule.options import Options, check_bound
-from jax_revolve.schedule.plan import Plan
+from jax_revolve.programs.budget import Budget, SharedPlan
+from jax_revolve.programs.find import FoundLoop, Key, Replacement
+from jax_revolve.schedule.arguments import Memory, check_integer, parse_bytes
+from jax_revolve.schedule.options import check_bound
 from jax_revolve.schedule.planning import Checkpoints
-from jax_revolve.schedule.selection import candidates
 
 Where: TypeAlias = Callable[[FoundLoop], bool | dict[str, Any]]
 """Whether to checkpoint a loop, or the options for it."""
@@ -76,7 +67,10 @@ class Choice:
         steps count as much as many small ones."""
         return self.min_length or (16 if self.memory is None else 2)
 
-    def replacements(self, loops: Sequence[FoundLoop]) -> dict[Key, Replacement]:
+    def replacements(
+        self, loops: Sequence[FoundLoop]
+    ) -> tuple[dict[Key, Replacement], Budget | None]:
+        """The loops in place of lax's, and the memory that loops share."""
         sharing: dict[Key, tuple[Replacement, int | None]] = {}
         own: dict[Key, Replacement] = {}
         for loop in loops:
@@ -90,8 +84,13 @@ class Choice:
             else:
                 own[loop.key] = replacement
         if self.memory is None or not (sharing or any(loop.is_own for loop in loops)):
-            return own
-        return own | _shared(loops, sharing, own, parse_bytes(self.memory))
+            return own, None
+        budget = Budget(parse_bytes(self.memory), loops, sharing, own)
+        shared = {
+            key: replace(default, plan=SharedPlan(memory=budget.memory, budget=budget, key=key))
+            for key, (default, _) in sharing.items()
+        }
+        return own | shared, budget
 
     def _options(self, loop: FoundLoop) -> _LoopOptions | None:
         """The options of a loop; `None` for a loop that is left alone."""
@@ -117,79 +116,3 @@ class Choice:
         if said.get("memory") is not None or said.get("plan") is not None:
             said = {"checkpoints": None, **said}
         return replace(options, **said)
-
-
-def _shared(
-    loops: Sequence[FoundLoop],
-    sharing: Mapping[Key, tuple[Replacement, int | None]],
-    own: Mapping[Key, Replacement],
-    memory: int,
-) -> dict[Key, Replacement]:
-    """The replacements of the loops in `sharing`, which share the memory, with the least predicted
-    time together. `sharing` has their default replacements and block sizes. Other loops have `own`
-    replacements. A loop of this library keeps its plan, and takes its part of the memory."""
-
-    fewest = {
-        key: replace(default, plan=Plan(_length(default), 1, block_size or 1))
-        for key, (default, block_size) in sharing.items()
-    }
-    decided = loops[0].program.decided({**own, **fewest})
-
-    def with_plans(outlay: Outlay) -> dict[Key, Replacement]:
-        return {key: replace(sharing[key][0], plan=plan) for key, plan in outlay.plans}
-
-    def outlays_of(loop: FoundLoop, inside: Outlays) -> Outlays:
-        key, steps = loop.key, loop.length or 1
-        if key in own and own[key].plan is not None:
-            # Its own memory also covers the loops inside its steps.
-            return [replace(o, time=o.time * steps) for o in inside]
-        default, block_size = sharing.get(key, (None, None))
-        plan = default.plan if default else loop.own_plan
-        measured, is_while = decided.get(key), loop.kind == "while"
-        if default is None and (plan is None or measured is None):
-            return [of_each_step(o, steps) for o in inside]
-
-        def outlay(plan: Plan | Options, inner: Outlay) -> Outlay:
-            assert measured is not None
-            # The residuals include the checkpoints of the loops inside.
-            sizes, held = measured.sizes, inner.held - inside[0].held
-            sizes = sizes._replace(residuals=sizes.residuals + held, alone=sizes.alone + held)
-            plan = resolved(plan, measured.plan.length, sizes, is_while=is_while)
-            found = of_plan(plan, sizes, inner, is_while=is_while)
-            return replace(found, plans=((key, plan), *inner.plans) if default else inner.plans)
-
-        assert plan is not None
-        if default is None:
-            outlays = [outlay(plan, inside[0])]
-            for inner in inside[1:]:
-                try:
-                    outlays.append(outlay(plan, inner))
-                except TooLittleMemory:  # its own memory is too small
-                    outlays.append(outlays[0])
-            return outlays
-        length, least = _length(default), Plan(_length(default), 1, block_size or 1)
-        if measured is None:
-            return [replace(o, plans=((key, least), *o.plans)) for o in inside]
-        plans = (*candidates(length, block_size=block_size, is_while=is_while), plan)
-        every = [outlay(plan, inner) for inner in inside for plan in plans]
-        return [outlay(least, inside[0]), outlay(plan, inside[1]), *every]
-
-    outlays = of_program(loops, outlays_of)
-    chosen = quickest(outlays, memory)
-    if chosen is None:
-        sharers = [loop for loop in loops if loop.is_own or loop.key in sharing]
-        names = ", ".join(f"{loop.name} of {loop.source}" for loop in sharers)
-        raise TooLittleMemory(
-            outlays[0].memory,
-            f"memory must be at least {outlays[0].memory} bytes here, but is {memory}: with "
-            f"less, the loops that share it cannot be checkpointed ({names}). Pass at least "
-            "that much, leave out loops of jax.lax with where, or give less memory to those of "
-            "jax_revolve, which keep their plans.",
-        )
-    return with_plans(chosen)
-
-
-def _length(replacement: Replacement) -> int:
-    length = replacement.max_steps if replacement.of.length is None else replacement.of.length
-    assert length is not None
-    return length

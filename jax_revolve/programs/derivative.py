@@ -22,7 +22,6 @@ from jax_revolve._compat.functions import Mask
 from jax_revolve._compat.jaxprs import call_jaxpr, with_equations
 from jax_revolve._compat.values import (
     bytes_of,
-    is_traced,
     pick,
     substitute,
     with_weak_type,
@@ -102,30 +101,18 @@ def scope_of(key: Key) -> str:
     return f"{KEYED}{'.'.join(map(str, key))}"
 
 
-def differentiable(closed: Any) -> Mask:
-    """The inputs that `jax.grad` would differentiate if all were in its `argnums`."""
-    return tuple(is_inexact(t) for t in closed.in_avals)
-
-
 def gradient_of(closed: Any, mask: Mask) -> Any:
-    """The gradient of a program in the inputs that `mask` marks, as `jax.vjp` traces it. Arrays
-    that it closes over are constants, unless they are values of a transformation around it."""
-    traced = [is_traced(c) and is_inexact(c) for c in closed.consts]
+    """The gradient of a program in the inputs that `mask` marks, as `jax.vjp` traces it."""
 
-    def gradient(*flat: Any) -> Any:
-        consts, inputs = flat[: len(traced)], flat[len(traced) :]
-
-        def run(chosen_consts: Any, chosen_inputs: Any) -> Any:
-            held = substitute(closed.consts, traced, chosen_consts)
-            program = call_jaxpr(closed.replace(consts=held))
-            results = program(*substitute(inputs, mask, chosen_inputs))
+    def gradient(*inputs: Any) -> Any:
+        def run(chosen: Any) -> Any:
+            results = call_jaxpr(closed)(*substitute(inputs, mask, chosen))
             return [x for x in results if hasattr(x, "dtype") and is_inexact(x)]
 
-        values, pull_back = jax.vjp(run, pick(consts, traced), pick(inputs, mask))
+        values, pull_back = jax.vjp(run, pick(inputs, mask))
         return values, pull_back(list(map(jnp.ones_like, values)))
 
-    types = map(jax.typeof, closed.consts)
-    return jax.make_jaxpr(gradient)(*types, *closed.in_avals)
+    return jax.make_jaxpr(gradient)(*closed.in_avals)
 
 
 class Found(NamedTuple):

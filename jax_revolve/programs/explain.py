@@ -14,7 +14,7 @@ from jax_revolve._compat.functions import Mask
 from jax_revolve._compat.interpreters import filtered_traceback
 from jax_revolve._compat.values import pick
 from jax_revolve.programs.choice import Choice
-from jax_revolve.programs.derivative import Decided, Decisions, differentiable
+from jax_revolve.programs.derivative import Decided, Decisions
 from jax_revolve.programs.find import (
     FoundLoop,
     Program,
@@ -23,7 +23,7 @@ from jax_revolve.programs.find import (
     find_not_entered,
     takes_derivatives,
 )
-from jax_revolve.programs.rewrite import check_function, inputs_of, trace
+from jax_revolve.programs.rewrite import Traced, check_function, inputs_of, trace
 from jax_revolve.programs.share import Outlays, around, of_each_step, of_plan, of_program
 from jax_revolve.schedule.arguments import check_integer, counted, readable
 from jax_revolve.schedule.report import Printed, Report, aligned, checkpoints_of, plot_reports
@@ -191,16 +191,16 @@ def explain(
     @filtered_traceback
     def explained(*args: Any, **kwargs: Any) -> Explanation:
         with jax.disable_jit(False):
-            closed, loops, args = _traced(fun, args, kwargs)
-            mask, names = _differentiated(fun, closed, argnums, args, kwargs)
+            traced, args = _traced(fun, args, kwargs)
+            mask, names = _differentiated(fun, traced, argnums, args, kwargs)
             reports: dict[FoundLoop, Report | None] = {}
             alone: Decisions = {}
-            if takes := takes_derivatives(closed):
-                found = find_differentiated(closed)
+            if takes := takes_derivatives(traced.closed):
+                found = find_differentiated(traced.closed)
                 reports = {loop: decided and _report(loop, decided) for loop, decided in found}
-            elif loops:
-                (program := loops[0].program).mask = mask
-                reports = reports_on(program, Choice().replacements(loops))
+            elif traced.loops:
+                (program := traced.loops[0].program).mask = mask
+                reports = reports_on(program, Choice().replacements(traced.loops)[0])
                 alone = program.alone
         evaluations = _evaluations(reports)
         rows = tuple((loop, report, evaluations[loop]) for loop, report in reports.items())
@@ -208,7 +208,7 @@ def explain(
         return Explanation(
             tuple(report for report in reports.values() if report is not None),
             tuple(loop for loop, report in reports.items() if report is None),
-            {name: reason for name, reason, *_ in find_not_entered(closed)},
+            {name: reason for name, reason, *_ in find_not_entered(traced.closed)},
             memory_of(reports, alone),
             memory_of(own, alone),
             sum(runs for _, report, runs in rows if report is not None),
@@ -220,16 +220,14 @@ def explain(
     return explained
 
 
-def _traced(fun: Any, args: Any, kwargs: Any) -> tuple[Any, list[FoundLoop], Any]:
-    """The program of a function, its loops, and its positional arguments with types for Python
-    floats, which `jax.grad` differentiates, unless the function needs numbers there."""
+def _traced(fun: Any, args: Any, kwargs: Any) -> tuple[Traced, Any]:
+    """The traced function, and its positional arguments with types for Python floats, which
+    `jax.grad` differentiates, unless the function needs numbers there."""
     types = jax.tree.map(_type_of_float, args)
     try:
-        closed, loops, *_ = trace(fun, types, kwargs)
+        return trace(fun, types, kwargs), types
     except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError):
-        types = args
-        closed, loops, *_ = trace(fun, types, kwargs)
-    return closed, loops, types
+        return trace(fun, args, kwargs), args
 
 
 def _type_of_float(x: Any) -> Any:
@@ -239,7 +237,7 @@ def _type_of_float(x: Any) -> Any:
 
 
 def _differentiated(
-    fun: Any, closed: Any, argnums: Any, args: Any, kwargs: Any
+    fun: Any, traced: Traced, argnums: Any, args: Any, kwargs: Any
 ) -> tuple[Mask, str]:
     """Which inputs of a program are differentiated, and the names of these arguments."""
     chosen = range(len(args)) if argnums is None else argnums
@@ -251,9 +249,10 @@ def _differentiated(
     chosen = {i % len(args) for i in chosen}
     owners = [i for i, value in enumerate(args) for _ in inputs_of(value)]
     owners += [-1 for _ in inputs_of(kwargs)]  # which `jax.grad` does not differentiate
-    mask = tuple(map(min, differentiable(closed), [i in chosen for i in owners]))
-    names = dict.fromkeys(map(_names_of(fun), pick(owners, mask)))
-    return mask, ", ".join(names) or "nothing"
+    consts, inputs = traced.mask[: len(traced.consts)], traced.mask[len(traced.consts) :]
+    inputs = tuple(map(min, inputs, [i in chosen for i in owners]))
+    names = dict.fromkeys(map(_names_of(fun), pick(owners, inputs)))
+    return (*consts, *inputs), ", ".join(names) or "nothing"
 
 
 def _names_of(fun: Any) -> Callable[[int], str]:

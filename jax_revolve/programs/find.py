@@ -6,6 +6,7 @@ derivative of the whole program, with the loop's replacement in its place: see `
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -42,7 +43,6 @@ from jax_revolve.programs.derivative import (
     Decisions,
     Key,
     decisions,
-    differentiable,
     equations,
     gradient_of,
     with_keys,
@@ -151,20 +151,31 @@ class Program:
     mask: Mask | None
     loops: list[FoundLoop] = field(default_factory=list)
 
-    def decided(self, replacements: Replacements) -> Decisions:
+    def decided(self, replacements: Replacements, mask: Mask | None = None) -> Decisions:
         """What the loops decide in the gradient with these replacements. Loops that would have no
         reverse mode get one checkpoint, so that the others have one."""
-        if self.mask is None:
+        if (mask := mask or self.mask) is None:
             return {}
         closed = with_keys(self.closed, {loop.key for loop in self.loops})
         open_loops = [loop for loop in self.loops if self.is_open(loop, replacements)]
         replaced = replace_loops(closed, {**replacements, **_with_one_checkpoint(open_loops)})
-        return decisions(gradient_of(replaced, self.mask))
+        return decisions(gradient_of(replaced, mask))
 
     @cached_property
     def alone(self) -> Decisions:
         """What the loops decide if each loop of lax has one checkpoint."""
-        return self.decided(_with_one_checkpoint(o for o in self.loops if not o.is_own))
+        one_each = _with_one_checkpoint(o for o in self.loops if not o.is_own)
+        try:
+            return self.decided(one_each)
+        except Exception:
+            # An operation has no derivative in an input, which may not be asked for: try each.
+            found, count = dict[Key, Decided](), len(self.mask or ())
+            for i in range(count):
+                with suppress(Exception):
+                    found |= self.decided(one_each, tuple(i == j for j in range(count)))
+            if not found:
+                raise
+            return found
 
     def is_open(self, loop: FoundLoop, replacements: Replacements) -> bool:
         """Whether a loop would have no reverse mode."""
@@ -195,9 +206,9 @@ def _with_one_checkpoint(loops: Iterable[FoundLoop]) -> dict[Key, "Replacement"]
     return {o.key: Replacement(o, Plan(n, 1), None) for o, n in lengths if n}
 
 
-def find_loops(jaxpr: Any) -> list[FoundLoop]:
+def find_loops(jaxpr: Any, mask: Mask) -> list[FoundLoop]:
     """The loops of a program, each before those inside it."""
-    program = Program(jaxpr, differentiable(jaxpr))
+    program = Program(jaxpr, mask)
     for eqn, key, around in _equations(jaxpr):
         if (loop := _loop_in(eqn)) is not None:
             program.loops.append(_found(program, eqn, loop, key, around))

@@ -4,19 +4,22 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, NamedTuple, ParamSpec, TypeVar, overload
 
 import equinox as eqx
 import jax
 
+from jax_revolve._compat.functions import Mask
 from jax_revolve._compat.interpreters import filtered_traceback
-from jax_revolve._compat.jaxprs import call_jaxpr, is_literal, variables, with_equations
-from jax_revolve._compat.values import is_jit_disabled
+from jax_revolve._compat.jaxprs import is_literal, variables, with_equations
+from jax_revolve._compat.values import is_jit_disabled, is_traced
 from jax_revolve.engine.plain import run_plain
 from jax_revolve.jaxprs.equations import is_shard_map, source_of
 from jax_revolve.jaxprs.evaluate import call_in_place
+from jax_revolve.jaxprs.parts import without_consts
 from jax_revolve.jaxprs.walk import inner_programs, with_inner_programs
 from jax_revolve.programs.batched import is_batched, run_batched
+from jax_revolve.programs.budget import run_sharing
 from jax_revolve.programs.choice import Choice, Where
 from jax_revolve.programs.derivative import Key
 from jax_revolve.programs.find import (
@@ -31,11 +34,24 @@ from jax_revolve.programs.find import (
 from jax_revolve.schedule.arguments import Memory
 from jax_revolve.schedule.planning import Checkpoints
 from jax_revolve.step.equation import READ
-from jax_revolve.step.loop import Loop
+from jax_revolve.step.loop import Loop, is_inexact
 from jax_revolve.step.references import run_on_contents, uses_references
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class Traced(NamedTuple):
+    """A traced function. Its first inputs are the `consts` that it closes over. Loops are measured
+    in the derivative in the inputs that `mask` marks: all arguments that have one, and values of a
+    transformation around it. `types` are those of its array results; the others are `static`."""
+
+    closed: Any
+    consts: list[Any]
+    mask: Mask
+    loops: list[FoundLoop]
+    types: Any
+    static: Any
 
 
 @overload
@@ -102,9 +118,8 @@ def checkpoint_loops(
         Loops of this library in `fun` keep their plans, whose memory counts, too. The checkpoints
         of an inner loop are multiplied by the outer block size or, in a loop that is left alone, by
         its length.
-        The budget covers the same as in [`jax_revolve.checkpointed_scan`][]. Plans assume that
-        all arguments are differentiated that can be, but no closed-over arrays, and are for one
-        example under `jax.vmap` of the result.
+        The budget covers the same as in [`jax_revolve.checkpointed_scan`][]. Plans are chosen where
+        the result is differentiated, for what is, and for one example under `jax.vmap` of it.
     - `min_length`: scans of fewer steps are left alone: an int >= 1, by default 16, or 2 with
         `memory`. While loops are not compared with it.
     - `max_steps`: a bound for while loops, as [`jax_revolve.bounded_while_loop`][] with
@@ -125,8 +140,8 @@ def checkpoint_loops(
     **Raises:**
 
     - `TypeError` or `ValueError` if an argument is not as above;
-    - `ValueError` if `memory` is less than the least possible, which the error states;
-    - `ValueError` in reverse mode through a while loop without a bound;
+    - `ValueError` in reverse mode if `memory` is less than the least possible, which the error
+        states, or through a while loop without a bound;
     - what `fun` and the loops raise.
 
     !!! Example
@@ -156,12 +171,15 @@ def _checkpoint(choice: Choice, fun: Callable[..., Any]) -> Callable[..., Any]:
 
     def run(fun: Callable[..., Any], args: Any, kwargs: Any, kinds: Any) -> Any:
         del kinds
-        closed, loops, types, static = trace(_with_changes(fun), args, kwargs)
-        _warn(find_not_entered(closed), choice.shortest)
-        replaced = replace_loops(closed, replacements := choice.replacements(loops))
-        _warn_of_nothing(choice, closed, loops, replacements)
-        results = call_jaxpr(replaced)(*jax.tree.leaves(eqx.filter((args, kwargs), eqx.is_array)))
-        return eqx.combine(jax.tree.unflatten(jax.tree.structure(types), results), static)
+        traced = trace(_with_changes(fun), args, kwargs)
+        _warn(find_not_entered(traced.closed), choice.shortest)
+        replacements, budget = choice.replacements(traced.loops)
+        _warn_of_nothing(choice, traced, replacements)
+        replaced = replace_loops(traced.closed, replacements)
+        inputs = jax.tree.leaves(eqx.filter((args, kwargs), eqx.is_array))
+        results = run_sharing(replaced, budget, [*traced.consts, *inputs])
+        structure = jax.tree.structure(traced.types)
+        return eqx.combine(jax.tree.unflatten(structure, results), traced.static)
 
     run.__name__ = getattr(fun, "__name__", type(fun).__name__)  # it names the loops in it
     compiled = eqx.filter_jit(run)
@@ -188,18 +206,16 @@ def _warn(found: Sequence[NotEntered], min_length: int) -> None:
             )
 
 
-def _warn_of_nothing(
-    choice: Choice, closed: Any, loops: Sequence[FoundLoop], replacements: Mapping[Key, Any]
-) -> None:
+def _warn_of_nothing(choice: Choice, traced: Traced, replacements: Mapping[Key, Any]) -> None:
     """Warn if options were given that apply to no loop."""
     if choice.memory is choice.checkpoints is choice.where is None:
         return
-    changed = {loop.key for loop in loops if loop.is_own or loop.key in replacements}
-    if not changed.isdisjoint(outside_derivatives(closed)):
+    changed = {loop.key for loop in traced.loops if loop.is_own or loop.key in replacements}
+    if not changed.isdisjoint(outside_derivatives(traced.closed)):
         return
-    left = ", ".join(f"{loop.name} of {loop.source}" for loop in loops)
-    why = f"it leaves all of them alone: {left}" if loops else "the function runs none"
-    if takes_derivatives(closed):
+    left = ", ".join(f"{loop.name} of {loop.source}" for loop in traced.loops)
+    why = f"it leaves all of them alone: {left}" if left else "the function runs none"
+    if takes_derivatives(traced.closed):
         why = "the function takes a derivative itself: write jax.grad(checkpoint_loops(fun))"
     warnings.warn(f"checkpoint_loops checkpoints no loop here, because {why}.", stacklevel=2)
 
@@ -210,8 +226,7 @@ def _kinds(tree: Any) -> Any:
     return [(type(x), str(x) if isinstance(x, float | complex) else None) for x in others]
 
 
-def trace(fun: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, list[FoundLoop], Any, Any]:
-    """The traced function, its loops, the types of its array results, and its other results."""
+def trace(fun: Callable[..., Any], args: Any, kwargs: Any) -> Traced:
     try:
         closed, types, static = eqx.filter_make_jaxpr(fun)(*args, **kwargs)
     except jax.errors.ConcretizationTypeError as error:
@@ -227,8 +242,10 @@ def trace(fun: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, list[Fo
             "model(x))(model, x). The function can then change its variables."
         )
         raise
-    closed = _readable(closed)
-    return closed, find_loops(closed), types, static
+    closed, consts = without_consts(_readable(closed))
+    arguments = closed.in_avals[len(consts) :]
+    mask = (*(is_inexact(c) and is_traced(c) for c in consts), *map(is_inexact, arguments))
+    return Traced(closed, consts, mask, find_loops(closed, mask), types, static)
 
 
 def inputs_of(tree: Any) -> list[Any]:

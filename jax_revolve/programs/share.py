@@ -1,4 +1,4 @@
-"""One memory budget for several loops, one after another or one inside another.
+"""What several loops take together, one after another or one inside another.
 
 An *outlay* of a loop is a choice of plans for it and everything inside it, with its bytes and its
 predicted time. We find outlays from the inside out, as in a knapsack problem, independently of the

@@ -324,13 +324,13 @@ def test_loops_of_the_library_take_their_part_of_the_memory() -> None:
     )
     for fun in (after, alone):
         with pytest.raises(ValueError, match=refused):
-            checkpoint_loops(fun, memory=15_000)(u)
+            jax.grad(checkpoint_loops(fun, memory=15_000))(u)
 
 
 def test_too_little_memory_names_the_loops() -> None:
     needed = r"memory must be at least \d+ bytes here, but is 100: .*"
     with pytest.raises(ValueError, match=needed) as info:
-        checkpoint_loops(three_loops, memory=100)(jnp.ones(50))
+        jax.grad(checkpoint_loops(three_loops, memory=100))(jnp.ones(50))
     least = int(str(info.value).split()[5])
     u = jnp.linspace(0.0, 1.0, 50)
     ours = checkpoint_loops(three_loops, memory=least)

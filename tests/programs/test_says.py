@@ -198,3 +198,54 @@ def test_fit_counts_constants_of_inner_functions() -> None:
     fitted = fit(make, "100MB")(X)
     assert fitted.bytes > big.nbytes
     assert "memory=unlimited" in str(fitted)
+
+
+def field_as_argument(x: Any, w: Any) -> Any:
+    def f(c: Any, _: Any) -> Any:
+        counter()
+        return c + w * jnp.sin(c), None
+
+    return jnp.sum(lax.scan(f, x, None, 1000)[0] ** 2)
+
+
+@pytest.mark.parametrize("under_jit", [True, False])
+@pytest.mark.parametrize("argnums", [0, 1, (0, 1)])
+def test_shared_memory_is_for_what_is_differentiated(argnums: Any, under_jit: bool) -> None:
+    """A field that nothing differentiates has no cotangent, and steps keep less for it."""
+    ours = checkpoint_loops(field_as_argument, memory=30_000)
+    gradient = jax.grad(ours, argnums)
+    gradient = jax.jit(gradient) if under_jit else gradient
+    said = explain(ours, argnums=argnums)(X, FIELD)
+    assert counter.of(lambda: gradient(X, FIELD)) == said.evaluations
+    assert said.memory <= 30_000
+    if argnums == 0:
+        closed = checkpoint_loops(lambda x: field_as_argument(x, FIELD), memory=30_000)
+        assert counter.of(lambda: jax.grad(closed)(X)) == said.evaluations
+
+
+def without_derivative(x: Any, matrix: Any) -> Any:
+    """JAX has no derivative of an SVD with full matrices."""
+    u, _, _ = jnp.linalg.svd(matrix, full_matrices=True)
+    return jnp.sum(heavy(x * jnp.sum(u[:, 0] ** 2), 30))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"memory": 10_000}, {"where": lambda loop: {"checkpoints": 3 + loop.residual_bytes % 2}}],
+)
+def test_what_has_no_derivative_is_no_error_where_none_is_taken(options: dict[str, Any]) -> None:
+    matrix = np.eye(5, 3, dtype=np.float32) + 1
+    ours = checkpoint_loops(without_derivative, **options)
+    found = jax.grad(ours)(X, matrix)
+    np.testing.assert_allclose(found, jax.grad(without_derivative)(X, matrix), rtol=1e-5)
+    assert explain(ours, argnums=0)(X, matrix).evaluations > 30
+    np.testing.assert_allclose(ours(X, matrix), without_derivative(X, matrix), rtol=1e-6)
+    with pytest.raises(NotImplementedError, match="full matrices"):
+        jax.grad(ours, 1)(X, matrix)
+
+
+def test_shared_memory_of_a_linear_program_that_is_transposed() -> None:
+    linear = lambda x, w: lax.scan(lambda c, _: (c * w, None), x, None, 30)[0]  # noqa: E731
+    of = lambda f: jax.linear_transpose(lambda x: f(x, FIELD), X)(X)[0]  # noqa: E731
+    found = of(checkpoint_loops(linear, memory=3000))
+    np.testing.assert_allclose(found, of(linear), rtol=1e-5)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise, product
 from math import prod
 from typing import Any
@@ -67,7 +68,7 @@ class Program:
 
     def __init__(self, name: str) -> None:
         self.fun = lambda x: jnp.sum(NESTS[name](x) ** 2)
-        self.loops = list(find_loops(jax.make_jaxpr(self.fun)(X)))
+        self.loops = list(find_loops(jax.make_jaxpr(self.fun)(X), (True,)))
         with pytest.raises(ValueError, match="memory must be at least") as info:
             self.replacements(1)
         self.least, self.kept = int(re.findall(r"\d+", str(info.value))[0]), 0
@@ -77,7 +78,9 @@ class Program:
             self.kept = self.memory_and_time(self.least)[0] - self.least
 
     def replacements(self, memory: int | None) -> Any:
-        return Choice(None, memory, 16, BOUND, None).replacements(self.loops)
+        replacements, budget = Choice(None, memory, 16, BOUND, None).replacements(self.loops)
+        plans = budget.plans((True,)) if budget else {}
+        return replacements | {key: replace(replacements[key], plan=plans[key]) for key in plans}
 
     def memory_and_time(self, memory: int | None) -> tuple[int, float]:
         """Of the loops that share the memory."""
