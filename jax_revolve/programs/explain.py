@@ -268,8 +268,8 @@ def _names_of(fun: Any) -> Callable[[int], str]:
 def reports_on(program: Program, replacements: Replacements) -> dict[FoundLoop, Report | None]:
     """The report on each loop; `None` if lax runs it, or if it has no reverse mode."""
     decided = program.decided(replacements)
-    if all(loop.is_own for loop in program.loops):
-        program.alone = decided  # the same program
+    if all(loop.is_own or (loop.key in replacements and not loop.depth) for loop in program.loops):
+        program.alone = decided  # only plans of loops inside change the sizes of a step
     reports = dict[FoundLoop, Report | None]()
     for loop in program.loops:
         is_ours = loop.is_own or loop.key in replacements

@@ -300,15 +300,11 @@ class NotEntered(NamedTuple):
 
 def find_not_entered(jaxpr: Any) -> list[NotEntered]:
     """The equations that run loops of lax that `find_loops` does not find."""
-    found = []
-    for eqn, _, around in _equations(jaxpr):
-        source = _source((*around, eqn))
-        name = "/".join(_names((*around, eqn)))
-        found.append(_not_entered(eqn, f"{name} of {source}" if source else name))
+    found = (_not_entered(eqn, around) for eqn, _, around in _equations(jaxpr))
     return [each for each in found if each is not None]
 
 
-def _not_entered(eqn: Any, name: str) -> NotEntered | None:
+def _not_entered(eqn: Any, around: tuple[Any, ...]) -> NotEntered | None:
     """The loops that an equation runs and that `find_loops` cannot enter, if any."""
     kind = name_of(eqn)
     if kind.startswith(("checkpointed_", "apart")):
@@ -319,14 +315,20 @@ def _not_entered(eqn: Any, name: str) -> NotEntered | None:
     lengths += [length for program in programs for length in _lengths(program)]
     if not lengths:
         apart = [length for program in not_differentiated(eqn) for length in _lengths(program)]
+        if not apart:
+            return None
         reason = f"{kind} does not differentiate them, and keeps no residuals of them"
-        return NotEntered(name, reason, None, is_expected=True) if apart else None
-    if kind in _EXPECTED:
-        name = name_of_function(programs[0])
+        return NotEntered(_named((*around, eqn)), reason, None, is_expected=True)
+    name = name_of_function(programs[0]) if kind in _EXPECTED else _named((*around, eqn))
     reasons = {**_UNREADABLE, **_EXPECTED}
     reason = reasons.get(kind, f"jax_revolve does not know what the equation {kind} does")
     longest = None if None in lengths else max(lengths)
     return NotEntered(name, reason, longest, kind in _EXPECTED)
+
+
+def _named(equations: Sequence[Any]) -> str:
+    name, source = "/".join(_names(equations)), _source(equations)
+    return f"{name} of {source}" if source else name
 
 
 def _lengths(program: Any) -> list[int | None]:

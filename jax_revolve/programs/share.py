@@ -10,11 +10,12 @@ block size. Each outer step, with the loops inside, is transposed once, so the t
 gradient counts once for each outer step, regardless of the outer plan.
 """
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
-from math import log
+from math import inf, log
 from typing import TypeAlias
 
 from jax_revolve.programs.find import FoundLoop, Key
@@ -94,10 +95,16 @@ def _quickest(outlays: Iterable[Outlay], most: int) -> list[Outlay]:
         unit, quickest = log(closeness), dict[tuple[int, int], Outlay]()
         for o in kept:
             quickest.setdefault((int(log(o.held + 1) / unit), int(log(o.memory + 1) / unit)), o)
-        kept = []
+        kept, helds, memories = [], [0], [inf]  # the last two are those that no other one is below
         for o in quickest.values():
-            if not any(k.held <= o.held and k.memory <= o.memory for k in kept):
-                kept.append(o)
+            at = bisect_right(helds, o.held)
+            if memories[at - 1] <= o.memory:
+                continue
+            kept.append(o)
+            end = at
+            while end < len(helds) and memories[end] >= o.memory:
+                end += 1
+            helds[at:end], memories[at:end] = [o.held], [o.memory]
         if len(kept) <= most:
             return kept
         closeness **= 1.5
