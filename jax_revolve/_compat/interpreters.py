@@ -36,6 +36,13 @@ remat3 = config.remat3
 """The context that selects the coming implementation of `jax.checkpoint`, or the old one."""
 
 
+def at_this_line() -> Any:
+    """A context whose equations come from the line that enters it, also where a transformation
+    makes others of them."""
+    now = source_info_util.current()
+    return source_info_util.user_context(now.traceback, name_stack=now.name_stack)
+
+
 def is_traced_now() -> bool:
     """Whether any transformation is active. Otherwise no value is a tracer, not even a closed-over
     one."""

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_revolve._compat.functions import Batched, Flat, Mask, jvp_in
+from jax_revolve._compat.interpreters import at_this_line
 from jax_revolve._compat.jaxprs import call_jaxpr
 from jax_revolve._compat.values import (
     is_symbolic,
@@ -66,7 +67,8 @@ def run_loop(loop: Loop, operands: list[Any], progress: Listener | None = None) 
         return run_plain(loop, inputs) if loop.condition is None else inputs.carry
     if progress is not None:
         return run_reporting(loop, operands, progress, run_loop)[1]
-    return loop_p.bind(*operands, function=loop)
+    with at_this_line():
+        return loop_p.bind(*operands, function=loop)
 
 
 def run_counted(

@@ -1,6 +1,8 @@
 """Properties of an equation, and its source line."""
 
 import re
+import sysconfig
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,6 @@ IN_PLACE = "checkpointed_in_place"
 
 KEYED = "jax_revolve@"
 """How a scope begins that tells which loop an equation was: see `programs.derivative`."""
-
-_JAX, _OURS = Path(jax.__file__).parent, Path(__file__).parents[1]
 
 
 def is_recomputed(eqn: Any) -> bool:
@@ -54,15 +54,30 @@ def _bare(scope: str) -> str:
 
 
 def source_of(eqn: Any) -> str:
-    """The user's file and line of an equation, "model.py:42"; "" for one that was made here."""
-    traceback = eqn.source_info.traceback
+    """The user's file and line of an equation, "model.py:42", or a library's if there is none; ""
+    for an equation that was made here."""
+    traceback, source = eqn.source_info.traceback, ""
     for frame in traceback.frames if traceback is not None else ():
-        file = Path(frame.file_name)
-        if file == _OURS / "jaxprs" / "evaluate.py":
-            return ""
-        if not file.is_relative_to(_JAX) and not file.is_relative_to(_OURS):
-            return f"{file.name}:{frame.line_num}"
-    return ""
+        owner = _owner_of(frame.file_name)
+        if owner == "in place":
+            break
+        if owner != "JAX":
+            line = f"{Path(frame.file_name).name}:{frame.line_num}"
+            if owner == "user":
+                return line
+            source = source or line
+    return source
+
+
+@cache
+def _owner_of(file_name: str) -> str:
+    file, ours = Path(file_name), Path(__file__).parents[1]
+    if file == ours / "jaxprs" / "evaluate.py":
+        return "in place"
+    if any(map(file.is_relative_to, (Path(jax.__file__).parent, ours))):
+        return "JAX"
+    libraries = (sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+    return "library" if any(map(file.is_relative_to, libraries)) else "user"
 
 
 def calls_rules(closed: ClosedJaxpr) -> bool:
