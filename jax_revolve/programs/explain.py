@@ -107,7 +107,8 @@ class Explanation(Printed):
         plain = "" if loop.plain_bytes is None else readable(loop.plain_bytes)
         row = [loop.name, loop.source, steps, runs, carry, residuals, plain]
         if report is None:
-            alone = "no gradient" if loop.is_own else "left alone"
+            alone = "no gradient" if loop.residual_bytes else "keeps nothing"
+            alone = alone if loop.is_own else "left alone"
             return [*row, "needs max_steps" if loop.length is None else alone, "", "", ""]
         memory, plan = readable(report.memory(report.plan)), report.plan
         runs = f"{at_most}{evaluations}"

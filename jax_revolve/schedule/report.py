@@ -66,6 +66,13 @@ class Report(Printed):
             runs += plan.length - plan.block_size * (plan.blocks - 1)
         return runs
 
+    def time(self, plan: Plan) -> float | None:
+        """The predicted seconds of a gradient, without what takes as long with any plan; `None` if
+        the work of a step is unknown."""
+        if self.sizes.work is None:
+            return None
+        return cost.time(plan, self.sizes, is_while=self.is_while) / 1e9
+
     def __str__(self) -> str:
         lines = [*self._sizes(), "", *self._table()]
         if self.sizes.work is not None:
@@ -121,6 +128,8 @@ class Report(Printed):
             "evaluations": str(runs),
             "per step": f"{runs / max(plan.length, 1):.2f}",
         }
+        if (time := self.time(plan)) is not None:
+            row["predicted"] = f"{1e3 * time:.0f} ms" if time > 0.1 else f"{1e3 * time:.3g} ms"
         if self.plan.segments:
             row |= {"writes": str(plan.writes), "reads": str(plan.reads)}
         return row

@@ -180,10 +180,12 @@ def test_chosen_plan(asked: dict[str, Any], is_while: bool) -> None:
     chosen = report.plan
     assert chosen == wanted
     (line,) = re.findall(r"^ (.*)  <- chosen$", str(report), re.MULTILINE)
-    checkpoints, block_size, *_, evaluations, per_step = line.split()
+    checkpoints, block_size, *_, evaluations, per_step, time, unit = line.split()
     assert (int(checkpoints), int(block_size)) == (chosen.checkpoints, chosen.block_size)
     assert int(evaluations) == report.evaluations(chosen)
     assert float(per_step) == pytest.approx(int(evaluations) / LENGTH, abs=0.006)
+    assert unit == "ms"
+    assert float(time) == pytest.approx(1e3 * (report.time(chosen) or 0), rel=0.01)
     assert report.choices.count(chosen) == 1
     bytes_taken = [report.memory(p) for p in report.choices]
     assert bytes_taken == sorted(bytes_taken)
@@ -278,7 +280,7 @@ def test_nothing_to_differentiate(y: Any) -> None:
         explanation = explain(partial(scan, lambda c, x: (c + 1, y(c, x))))(0, jnp.arange(20.0))
         assert not explanation.loops
         assert explanation.evaluations == 0
-        assert ("no gradient" if scan is checkpointed_scan else "left alone") in str(explanation)
+        assert ("keeps nothing" if scan is checkpointed_scan else "left alone") in str(explanation)
 
 
 def test_pictures() -> None:

@@ -4,6 +4,7 @@ of compiled programs."""
 from collections.abc import Callable
 from typing import Any
 
+import equinox as eqx
 import equinox.internal as eqxi
 import jax
 import jax.numpy as jnp
@@ -249,3 +250,36 @@ def test_shared_memory_of_a_linear_program_that_is_transposed() -> None:
     of = lambda f: jax.linear_transpose(lambda x: f(x, FIELD), X)(X)[0]  # noqa: E731
     found = of(checkpoint_loops(linear, memory=3000))
     np.testing.assert_allclose(found, of(linear), rtol=1e-5)
+
+
+@pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="XLA for CPU removes barriers here")
+def test_the_residuals_of_an_inner_loop_are_not_copied() -> None:
+    """They left a conditional, which XLA copies."""
+    inner = lambda c: checkpointed_scan(lambda c, _: (jnp.sin(c) ** 2, None), c, length=25)[0]  # noqa: E731
+
+    def loss(x: Any) -> Any:
+        f = lambda c, _: (jnp.sin(e := inner(c)) * jnp.cos(e), None)  # noqa: E731
+        return jnp.sum(checkpointed_scan(f, x, length=60, checkpoints=10, block_size=1)[0])
+
+    large = jax.ShapeDtypeStruct((2000,), jnp.float32)
+    compiled = jax.jit(jax.grad(loss)).lower(large).compile()
+    assert temporaries_of(compiled) < 1.05 * explain(loss)(large).memory
+
+
+@pytest.mark.parametrize("scan", [lax.scan, checkpointed_scan])
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        lambda f: f,
+        lambda f: lambda x: jax.vmap(f)(x[:, None]),
+        lambda f: lambda x: eqx.filter_jit(eqx.filter_vmap(f))(x[:, None]),
+        lambda f: lambda x: jax.remat(jax.vmap(jax.jit(f)))(x[:, None]),
+        lambda f: lambda x: lax.map(f, x),
+    ],
+)
+def test_a_source_is_the_line_of_the_user(wrapped: Any, scan: Any) -> None:
+    run = lambda x: scan(lambda c, _: (jnp.sin(c), None), x, None, 20)[0]  # noqa: E731
+    fun = lambda x: jnp.sum(wrapped(run)(x))  # noqa: E731
+    line = f"test_says.py:{run.__code__.co_firstlineno}"
+    for each in (fun, checkpoint_loops(fun, memory="1MB")):
+        assert [loop.source for loop in explain(each)(X).loops][-1] == line
