@@ -19,6 +19,7 @@ recursion; A. Griewank and A. Walther, "Evaluating Derivatives", SIAM, 2nd editi
 
 from collections.abc import Callable, Iterator, Sequence
 from math import inf
+from operator import sub
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -35,10 +36,11 @@ Rows = np.ndarray[Any, np.dtype[np.float64]]
 MOST_TERMS = 1_200_000_000
 """The most sums for filling a table, which take a second or two."""
 
-MOST_UNITS = 200
-"""A memory budget is divided into at most this many units. Sizes are rounded up to whole units."""
+MOST_UNITS = 2000
+"""A memory budget is divided into at most this many units."""
 
-FEWEST_UNITS = 40
+MANY_UNITS, FEWEST_UNITS = 200, 40
+"""For so many units, a table may be large, and has room for so many in any case."""
 
 
 class Layers(NamedTuple):
@@ -68,7 +70,7 @@ def with_checkpoints(layers: Layers, checkpoints: int) -> Schedule:
     if len(set(layers.work)) > 1 and units >= 0:
         one, none = (1,) * count, (0,) * count
         costs = Costs(layers.work, keep=one, alone=none, tape=none, hold=(units + 1,) * count)
-        found.append(_by_table(costs, units) or found[0])
+        found.append(_by_table(costs, units)(units) or found[0])
     return min(found, key=lambda schedule: work_of(schedule, layers))
 
 
@@ -90,11 +92,18 @@ def within(layers: Layers, memory: int) -> Schedule:
     left = memory - layers.carry[0]
     if left >= sum(layers.hold):
         return tuple(range(count))
-    found = _by_table(*_rounded(layers, left))
-    if found is None:  # the sizes are rounded up
-        found = (0,)
-        for layer in range(1, count):
-            found = (found, layer)
+    # Sizes are rounded to the nearest unit, so a schedule may take more or less than the table says.
+    costs, units = _rounded(layers, left, up=False)
+    most = units + max(units // 10, 2)
+    read, less = _by_table(costs, most), 0
+    while less <= most and (found := read(most - less)) is not None:
+        if memory_of(found, layers) <= memory:
+            return found
+        less += max(abs(units - most + less) // 4, 1)
+    # Where they are rounded up, every schedule fits that fits by the table.
+    costs, units = _rounded(layers, left, up=True)
+    found = _by_table(costs, units)(units)
+    assert found is not None
     return found
 
 
@@ -132,6 +141,25 @@ def _with_depths(schedule: Schedule) -> Iterator[tuple[int, int]]:
 
 def work_of(schedule: Schedule, layers: Layers) -> int:
     return sum(u * n for u, n in zip(layers.work, runs(schedule), strict=True))
+
+
+def memory_of(schedule: Schedule, layers: Layers) -> int:
+    """The most bytes that a schedule holds at once, with the initial carry."""
+    most, rest = 0, [(schedule, 0, layers.carry[0])]
+    while rest:
+        entries, first, held = rest.pop()
+        for i, entry in enumerate(entries):
+            before, is_last = held, i + 1 == len(entries)
+            if isinstance(entry, int):
+                after = entry + 1
+                held += layers.residuals[entry]
+            else:
+                rest.append((entry, first, before))
+                after = first + sum(1 for _ in layers_in(entry))
+            held += 0 if is_last else layers.carry[after]
+            first = after
+        most = max(most, held)
+    return most
 
 
 def least_memory(layers: Layers) -> int:
@@ -172,24 +200,32 @@ class Costs(NamedTuple):
     hold: Sequence[int]  # its residuals and the carry after it, while further layers run
 
 
-def _rounded(layers: Layers, memory: int) -> tuple[Costs, int]:
-    """Sizes in units, and the number of units that loses the least to rounding."""
-    most = min(MOST_UNITS, max(_most_units(len(layers.work)), FEWEST_UNITS))
+def _rounded(layers: Layers, memory: int, *, up: bool) -> tuple[Costs, int]:
+    """Sizes in units, and the number of units, whose rounding to the nearest cancels out. A layer
+    that is taped alone fits if nothing but its carry is held, as it does in fact."""
+    room = _most_units(len(layers.work))
+    most = min(MOST_UNITS, max(room // 12, min(MANY_UNITS, room), FEWEST_UNITS))
 
     def in_units(sizes: Sequence[int], units: int) -> list[int]:
-        if not memory:
-            return [(units + 1) * (size > 0) for size in sizes]
-        return [-(-size * units // memory) for size in sizes]
+        if up:
+            return [-(-size * units // memory) for size in sizes]
+        return [(2 * size * units + memory) // (2 * memory) for size in sizes]
+
+    def error(units: int) -> float:
+        lost = (units * size / memory for size in every)
+        return abs(sum(map(sub, in_units(every, units), lost))) / units
 
     every = [*layers.carry, *layers.hold]
-    units = min(range(most // 2, most + 1), key=lambda units: sum(in_units(every, units)) / units)
-    groups = (layers.carry, layers.carry, layers.residuals, layers.hold)
-    return Costs(layers.work, *(in_units(group, units) for group in groups)), units
+    units = min(range(most - most // 10, most + 1), key=error)
+    groups = ((0, *layers.carry[1:]), layers.residuals, layers.hold)
+    carry, tape, hold = (in_units(group, units) for group in groups)
+    tape = [min(t, units - a) for t, a in zip(tape, carry, strict=True)]
+    return Costs(layers.work, carry, carry, tape, hold), units
 
 
-def _by_table(costs: Costs, units: int) -> Schedule | None:
-    """The cheapest schedule within so many units, from a table of C(i, j, m) for every part of the
-    chain and m from 0 to `units`; `None` if nothing fits.
+def _by_table(costs: Costs, units: int) -> Callable[[int], Schedule | None]:
+    """The cheapest schedule within at most so many units, from a table of C(i, j, m) for every part
+    of the chain and m from 0 to `units`; `None` if nothing fits.
 
     The table is filled from short parts to long ones, for all parts of a length and all m at once.
     Invariant: for shorter parts, `before` has C plus the work of advancing over the part, and
@@ -227,7 +263,10 @@ def _by_table(costs: Costs, units: int) -> Schedule | None:
         kept = costs.alone if middle == stop - 1 else costs.keep
         return middle, units - kept[middle], False
 
-    return _schedule(count, units, choose) if least_of(0, count, units) < inf else None
+    def read(units: int) -> Schedule | None:
+        return _schedule(count, units, choose) if least_of(0, count, units) < inf else None
+
+    return read
 
 
 def _with_less(least: Rows, used: np.ndarray[Any, Any]) -> Rows:

@@ -114,12 +114,12 @@ def in_a_branch(always: jax.Array, step: ClosedJaxpr, run: Callable[[], list[Any
     """`run()`, the residuals of a step; on CPU as one branch of a `cond` whose predicate always
     holds, so that XLA does not compute the residuals again in each kernel that needs them.
 
-    A `lax.optimization_barrier` helps less: XLA for CPU may fuse around it, or removes it first. The
-    branch costs copies of what goes through it, so there is none for up to `FEW_BYTES`, and none in
-    steps with products: products are kernels of their own, and weights would be copied. Where a
-    product is not named as one, the copies take time, and nothing else. Values in the host's
-    memory cannot leave a branch, and zeros would lose their sharding there. A step with loops,
-    whose residuals would be copied, has a barrier instead, which jax 0.12 keeps.
+    A `lax.optimization_barrier` helps less: XLA for CPU may fuse around it, or removes it first.
+    The branch costs copies of what goes through it, so there is none for up to `FEW_BYTES`, and
+    none in steps with products: products are kernels of their own, and weights would be copied.
+    Where a product is not named as one, the copies take time, and nothing else. Values in the
+    host's memory cannot leave a branch, and zeros would lose their sharding there. A step with
+    loops, whose residuals would be copied, has a barrier instead, which jax 0.12 keeps.
     """
     if "branch" in turned_off or jax.device_count() > 1 or has_equation(step, *having("product")):
         return run()

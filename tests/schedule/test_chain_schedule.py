@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from functools import cache
+from math import inf
 from typing import Any
 
 import pytest
@@ -78,6 +79,37 @@ def test_least_work_within_memory_is_that_of_brute_force(count: int) -> None:
             assert ours.work == min(m.work for m in found if m.peak <= memory)
         with pytest.raises(ValueError, match=f"memory must be at least {least} bytes"):
             chain.within(layers, least - 1)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_large_sizes_are_rounded_without_loss(seed: int) -> None:
+    """The least memory had the dearest schedule, because no unit divides all sizes."""
+    layers = random_layers(12, seed, most=10**6)
+
+    @cache
+    def cost(start: int, stop: int, left: int) -> float:
+        if stop == start + 1:
+            return layers.work[start] if layers.residuals[start] <= left else inf
+        most = left - layers.hold[start]
+        found = [layers.work[start] + cost(start + 1, stop, most)] if most >= 0 else []
+        for k in range(start + 1, stop):
+            if (rest := left - layers.carry[k]) >= 0:
+                later = sum(layers.work[start:k]) + cost(k, stop, rest)
+                found.append(later + cost(start, k, left) if later < inf else inf)
+        return min(found, default=inf)
+
+    least = chain.least_memory(layers)
+    for memory in (least, least * 21 // 20, least * 3 // 2):
+        ours = Machine(layers, chain.within(layers, memory))
+        assert ours.peak == chain.memory_of(chain.within(layers, memory), layers) <= memory
+        assert ours.work <= 1.02 * cost(0, 12, memory - layers.carry[0])
+
+
+@pytest.mark.parametrize("count", [30, 100])
+def test_the_least_memory_of_many_layers(count: int) -> None:
+    layers = random_layers(count, seed=count, most=10**6)
+    ours = Machine(layers, chain.within(layers, chain.least_memory(layers)))
+    assert ours.work < 0.35 * sum(layers.work[i] * (count - i) for i in range(count))
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 13, 48])
