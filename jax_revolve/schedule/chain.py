@@ -92,7 +92,7 @@ def within(layers: Layers, memory: int) -> Schedule:
     left = memory - layers.carry[0]
     if left >= sum(layers.hold):
         return tuple(range(count))
-    # Sizes are rounded to the nearest unit, so a schedule may take more or less than the table says.
+    # Sizes are rounded to the nearest unit, so a schedule may take more or less than by the table.
     costs, units = _rounded(layers, left, up=False)
     most = units + max(units // 10, 2)
     read, less = _by_table(costs, most), 0

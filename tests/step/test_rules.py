@@ -69,13 +69,15 @@ AND_DISK = [*AND_HOST, pytest.param(on_disk, id="disk")]
 
 def all_but_few(scans: list[Any], *names: list[str], few: str) -> list[Any]:
     """All combinations of names with these scans, of which only those in `few` are quick: with the
-    first scan, and, where it ends with a star, with the second, too."""
+    first scan, and, where it ends with a star, with the second, too. Slow are the others with the
+    first scan, and each with one more, in turn."""
     quick = {tuple(word.strip("*").split("-")): word.endswith("*") for word in few.split()}
     cases = []
-    for chosen in product(*names):
+    for turn, chosen in enumerate(product(*names)):
         for i, scan in enumerate(scans):
             is_quick = (i == 0 and chosen in quick) or (i == 1 and quick.get(chosen, False))
-            marks = () if is_quick else (pytest.mark.slow,)
+            is_slow = i in (0, 1 + turn % (len(scans) - 1))
+            marks = () if is_quick else (pytest.mark.slow if is_slow else pytest.mark.exhaustive,)
             id_ = "-".join([*chosen, str(scan.id)])
             cases.append(pytest.param(*chosen, *scan.values, id=id_, marks=marks))
     return cases
