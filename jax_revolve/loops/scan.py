@@ -88,7 +88,8 @@ def checkpointed_scan(
         is for one example; in a gradient of `jax.vmap` it is for all of them together. It is for
         one device inside `jax.shard_map`, and where types carry the sharding (`AxisType.Explicit`);
         elsewhere it counts whole arrays, sharded or not. The library chooses the plan with the
-        smallest predicted time; `jax_revolve.explain` shows the choices.
+        smallest predicted time; `jax_revolve.explain` shows the choices. Each further order of
+        differentiation takes as much again, except `jax.grad` of `jax.jvp`.
     - `storage`: where further checkpoints are stored: a [`jax_revolve.HostMemory`][], which can
         limit the `memory` that they take there, or a [`jax_revolve.Disk`][]. `checkpoints` and
         `memory` then count the device alone. With `checkpoints=0`, a `HostMemory` holds all

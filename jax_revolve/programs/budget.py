@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jax_revolve._compat.functions import Batched, Flat, Mask, jvp_of_nonzero
+from jax_revolve._compat.interpreters import is_reference_effect
 from jax_revolve._compat.jaxprs import call_jaxpr, is_literal, pruned, with_equations
 from jax_revolve._compat.primitives import new_primitive
 from jax_revolve._compat.values import (
@@ -182,8 +183,9 @@ class Sharing(NamedTuple):
 
 
 def run_sharing(jaxpr: Any, budget: Budget | None, operands: Flat) -> Flat:
-    """The results of a program without consts, whose loops share the budget, if any."""
-    if budget is None:
+    """The results of a program without consts, whose loops share the budget, if any. References,
+    which JAX follows into its own equations alone, leave plans for all arguments."""
+    if budget is None or any(map(is_reference_effect, jaxpr.effects)):
         return call_jaxpr(jaxpr)(*operands)
     return sharing_p.bind(*map(as_array, operands), function=Sharing(jaxpr, budget))
 

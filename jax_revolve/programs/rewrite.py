@@ -119,7 +119,8 @@ def checkpoint_loops(
         of an inner loop are multiplied by the outer block size or, in a loop that is left alone, by
         its length.
         The budget covers the same as in [`jax_revolve.checkpointed_scan`][]. Plans are chosen where
-        the result is differentiated, for what is, and for one example under `jax.vmap` of it.
+        the result is differentiated, for what is, and for one example under `jax.vmap` of it. With
+        mutable references, they are for all arguments that can be differentiated.
     - `min_length`: scans of fewer steps are left alone: an int >= 1, by default 16, or 2 with
         `memory`. While loops are not compared with it.
     - `max_steps`: a bound for while loops, as [`jax_revolve.bounded_while_loop`][] with

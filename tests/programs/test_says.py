@@ -283,3 +283,40 @@ def test_a_source_is_the_line_of_the_user(wrapped: Any, scan: Any) -> None:
     line = f"test_says.py:{run.__code__.co_firstlineno}"
     for each in (fun, checkpoint_loops(fun, memory="1MB")):
         assert [loop.source for loop in explain(each)(X).loops][-1] == line
+
+
+def test_shared_memory_of_a_program_with_references() -> None:
+    """One that it closes over, one that it is given, and one of its own."""
+
+    def loss(x: Any, given: Any, outer: Any) -> Any:
+        own = jax.new_ref(x)
+
+        def f(c: Any, _: Any) -> Any:
+            own[...] = own[...] * c + 0.1
+            return jnp.sin(c), None
+
+        c, _ = lax.scan(f, x, None, 30)
+        given[...] = outer[...] = jnp.ones(50, jnp.float32)
+        return jnp.sum(c * own[...])
+
+    given, outer = (jax.new_ref(jnp.zeros(50, jnp.float32)) for _ in range(2))
+    ours = checkpoint_loops(lambda x, given: loss(x, given, outer), memory="20kB")
+    np.testing.assert_allclose(ours(X, given), loss(X, given, outer), rtol=1e-5)
+    expected = jax.grad(lambda x: loss(x, given, outer))(X)
+    np.testing.assert_allclose(jax.grad(ours)(X, given), expected, rtol=1e-4)
+    assert given[...][0] == outer[...][0] == 1
+
+
+def test_shared_memory_of_a_program_with_ordered_effects() -> None:
+    heard = list[float]()
+
+    def loss(x: Any) -> Any:
+        jax.debug.callback(lambda: heard.append(0), ordered=True)
+        c = heavy(x, 30)
+        jax.debug.callback(lambda: heard.append(1), ordered=True)
+        return jnp.sum(c)
+
+    ours = checkpoint_loops(loss, memory=10_000)
+    jax.block_until_ready([ours(X), jax.jit(jax.grad(ours))(X), jax.vmap(heavy)(X[None])])
+    jax.effects_barrier()
+    assert heard == [0, 1] * 2
