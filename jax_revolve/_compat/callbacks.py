@@ -10,7 +10,7 @@ from jax import lax
 
 from jax_revolve._compat.interpreters import eager_constant_folding
 from jax_revolve._compat.jaxprs import call_jaxpr
-from jax_revolve._compat.values import with_weak_type
+from jax_revolve._compat.values import is_traced, with_weak_type
 
 
 @cache
@@ -62,6 +62,8 @@ def raise_if(wrong: jax.Array, value: Any, message: str) -> Any:
     message, so the message should say where the loop is."""
     import equinox as eqx  # not needed by most programs
 
+    if not is_traced(wrong) and not jax.device_get(wrong).any():  # explicit: a guard allows it
+        return value
     mapped, others = _mapped_axes()
     if mapped and others:
         raise NotImplementedError(

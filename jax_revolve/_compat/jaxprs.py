@@ -1,9 +1,10 @@
 """The classes of jaxprs, and JAX's functions for them that are not public."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 from weakref import WeakKeyDictionary
 
+import jax
 from jax.core import eval_jaxpr as eval_jaxpr
 from jax.extend.core import Jaxpr as Jaxpr
 from jax.extend.core import Literal, jaxpr_as_fun
@@ -25,6 +26,19 @@ _HIGH = {
 of objects for which our code for the old primitives is right."""
 
 call_jaxpr = jaxpr_as_fun
+
+
+def trace_tree(fun: Callable[..., Any], *args: Any) -> tuple[ClosedJaxpr, Any]:
+    """The jaxpr of a function of pytrees, and the structure of its results. `jax.make_jaxpr` would
+    make the results of types, which a user's class may not take."""
+    structure: list[Any] = []
+
+    def flat(*args: Any) -> list[Any]:
+        leaves, tree = jax.tree.flatten(fun(*args))
+        structure[:] = [tree]
+        return leaves
+
+    return jax.make_jaxpr(flat)(*args), structure[0]
 
 
 class _WithFacts(list[Any]):

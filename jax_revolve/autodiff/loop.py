@@ -79,12 +79,18 @@ def run_counted(
     assert loop.condition is not None
     if progress is not None:
         return run_reporting(loop, operands, progress, run_loop)
-    none = vary(jnp.int32(0), varying_axes(loop.condition.out_avals[0]))
+    none = vary(_no_steps(), varying_axes(loop.condition.out_avals[0]))
     # The same object each time, so that it is compiled once where it runs outside `jax.jit`.
     add, subtract = (lambda count: [count + 1]), (lambda count: [count - 1])
     counting = once(loop, ("counting",), lambda: with_carries(loop, [none], add, subtract))
     *results, steps = run_loop(counting, [*operands, none])
     return steps, results
+
+
+@jax.jit
+def _no_steps() -> jax.Array:
+    """Made on the device, as lax's counters are: outside `jit`, a constant would be sent there."""
+    return jnp.int32(0)
 
 
 def _as_loop(loop: Loop, fun: Callable[[Loop], Any]) -> Any:

@@ -50,7 +50,7 @@ def run_forward_online(steps: Steps, plan: Plan) -> tuple[list[Any], Saved]:
         numbers, going, example_steps, carry = running
         carry, _ = steps.step(carry, numbers[0])
         one = np.eye(1, numbers.size, dtype=np.int32)[0]
-        example_steps = None if example_steps is None else example_steps + going
+        example_steps = None if example_steps is None else example_steps + going.astype(jnp.int32)
         return numbers + one, loop.holds(consts, carry), example_steps, carry
 
     def store_and_advance(state: tuple[Stack, jax.Array, Any, list[Any], Any]) -> Any:

@@ -5,6 +5,7 @@ A process has the data of the shards on its own devices. If a sharding spans sev
 of them writes and reads its own shards.
 """
 
+import re
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -218,8 +219,9 @@ def _flat(value: Any) -> tuple[Values, Any, list[Any]]:
 
 
 def _text(tree: Any, types: list[Any]) -> str:
-    named = [f"{dtype}{list(shape)}" for shape, dtype in types]
-    return str(jax.tree.unflatten(tree, named))
+    named = iter(f"{dtype}{list(shape)}" for shape, dtype in types)
+    text = str(tree).removeprefix("PyTreeDef(").removesuffix(")")
+    return re.sub(r"\*", lambda _: next(named), text)
 
 
 class Rows:

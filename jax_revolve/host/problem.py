@@ -16,6 +16,7 @@ import numpy as np
 from jax import lax
 
 from jax_revolve._compat.callbacks import callback_effects
+from jax_revolve._compat.jaxprs import trace_tree
 from jax_revolve._compat.values import as_array, is_array_type, pick, substitute, with_weak_type
 from jax_revolve.engine.tape.tape import sizes_of
 from jax_revolve.host.arrays import Checkpoint, Fetched, Rows, Values, is_function, slices_of
@@ -204,8 +205,8 @@ def trace(f: Callable[..., Any], init: Any, xs: Any, length: int | None, reverse
 
     # A NumPy array is an input here, because JAX would read and copy a constant whole.
     in_memory = pick(leaves, is_numpy)
-    scanned, (carry_shape, y_shape) = jax.make_jaxpr(scan, return_shape=True)(in_memory)
-    carry_tree, y_tree = jax.tree.structure(carry_shape), jax.tree.structure(y_shape)
+    scanned, tree = trace_tree(scan, in_memory)
+    carry_tree, y_tree = tree.children()
     carry = list(map(_like, jax.tree.leaves(init), scanned.out_avals))
 
     def step(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:

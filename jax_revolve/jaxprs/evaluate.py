@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import jax
 
 from jax_revolve._compat.interpreters import contents_type, is_reference
-from jax_revolve._compat.jaxprs import cond_p, eval_jaxpr, is_literal
+from jax_revolve._compat.jaxprs import cond_p, eval_jaxpr, is_literal, trace_tree
 from jax_revolve._compat.values import AbstractValue, as_array, with_weak_type, zeros
 from jax_revolve.jaxprs.equations import IN_PLACE
 from jax_revolve.jaxprs.parts import without_consts
@@ -93,7 +93,7 @@ def within(enclosing: Sequence[Any], fun: Callable[[], T]) -> T:
 def kept_whole(fun: Callable[[], T], number: Any) -> T:
     """`fun()`, as the only branch of a conditional on `number`, the step's, an int32. JAX's
     linearization of a scan leaves it whole (see `engine.nested`), and XLA removes it."""
-    closed, shape = jax.make_jaxpr(fun, return_shape=True)()
+    closed, tree = trace_tree(fun)
     branch, consts = without_consts(closed)
     results = cond_p.bind(number, *map(as_array, consts), branches=(branch,))
-    return jax.tree.unflatten(jax.tree.structure(shape), results)
+    return jax.tree.unflatten(tree, results)

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from jax import lax
 
 from jax_revolve._compat.interpreters import filtered_traceback, is_traced_now
-from jax_revolve._compat.values import is_jit_disabled
+from jax_revolve._compat.values import is_jit_disabled, is_traced
 from jax_revolve.autodiff.loop import run_loop
 from jax_revolve.loops.inverse import Reversible
 from jax_revolve.loops.options import LoopOptions
@@ -174,7 +174,8 @@ def checkpointed_scan(
         A. Griewank and A. Walther, "Algorithm 799: revolve", ACM TOMS 26(1), 2000.
     """
     del _split_transpose  # an option of lax.scan's transposition, which never runs here
-    if not isinstance(unroll, Integral):  # lax would only check it where all steps run in order
+    # lax would only check it where all steps run in order; of a traced one, the error is lax's.
+    if not isinstance(unroll, Integral) and not is_traced(unroll):
         raise mistyped("unroll", unroll, "a bool or an int >= 0")
     given = checkpoints, block_size, memory, storage, plan, progress
     options = LoopOptions(*given, is_reversible=inverse is not None)

@@ -22,7 +22,7 @@ from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.planning import Checkpoints
 from jax_revolve.schedule.storage import Storage
 from jax_revolve.step.equation import run_around_loop
-from jax_revolve.step.loop import Loop
+from jax_revolve.step.loop import Loop, once
 
 Value = TypeVar("Value")
 
@@ -270,17 +270,23 @@ def run_or_raise(
     steps, results = run_counted(loop, operands, progress)
     if loop.length is None:
         return steps, results
+    where = source_of_function(loop.jaxpr)
+    stopped = once(loop, ("stopped",), lambda: jax.jit(partial(_is_stopped, loop)))
+    stopped = stopped(steps, loop.operands(operands).consts, list(results))
+    return _raise_if(stopped, (steps, results), loop.length, where)
+
+
+def _is_stopped(loop: Loop, steps: jax.Array, consts: Any, results: list[Any]) -> jax.Array:
+    """Whether the bound stopped a while loop."""
     assert loop.condition is not None
     is_full = steps >= loop.length
-    holds = partial(loop.holds, loop.operands(operands).consts, list(results))
-    if loop.condition.effects:  # repeated only where the error follows
-        from equinox.internal import unvmap_any  # not needed by other loops
+    holds = partial(loop.holds, consts, results)
+    if not loop.condition.effects:
+        return is_full & holds()
+    from equinox.internal import unvmap_any  # not needed by other loops
 
-        going = lax.cond(unvmap_any(is_full), holds, lambda: jnp.zeros_like(is_full))
-    else:
-        going = holds()
-    where = source_of_function(loop.jaxpr)
-    return _raise_if(is_full & going, (steps, results), loop.length, where)
+    # Effects are repeated only where the error follows.
+    return is_full & lax.cond(unvmap_any(is_full), holds, lambda: jnp.zeros_like(is_full))
 
 
 def _raise_if(stopped: jax.Array, value: Any, max_steps: int, where: Any) -> Any:

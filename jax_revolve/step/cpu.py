@@ -180,6 +180,8 @@ def _read_alone(eqn: Any, operands: list[Any]) -> jax.Array:
     def branch() -> jax.Array:
         return lax.cond(any_example(jnp.any(operands[1] >= 0)), read, read)
 
+    if not operands[1:]:  # all of a scalar, at no index
+        return read()
     return lax.platform_dependent(cpu=branch, default=read)
 
 

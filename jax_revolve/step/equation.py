@@ -12,7 +12,7 @@ from jax_revolve._compat.interpreters import (
     is_reference_effect,
     register_with_sparsify,
 )
-from jax_revolve._compat.jaxprs import eval_jaxpr, is_literal, variables
+from jax_revolve._compat.jaxprs import eval_jaxpr, is_literal, trace_tree, variables
 from jax_revolve._compat.values import as_array, is_array_type
 from jax_revolve.step.loop import Loop, once
 from jax_revolve.step.references import run_on_contents
@@ -29,8 +29,8 @@ def run_around_loop(
     """
     register_with_sparsify()
     with eager_constant_folding(False):  # `jax.ensure_compile_time_eval` would run the loop
-        closed, shape = jax.make_jaxpr(fun, return_shape=True)()
-    jaxpr, treedef = closed.jaxpr, jax.tree.structure(shape)
+        closed, treedef = trace_tree(fun)
+    jaxpr = closed.jaxpr
     # The last one, because a condition evaluated before the loop may contain loops.
     loops = [i for i, eqn in enumerate(jaxpr.eqns) if eqn.primitive.name in READ]
     if not loops:
@@ -58,8 +58,10 @@ def run_around_loop(
         results = run_on_contents(run_loop, equation, operands)
     else:
         results = run_loop(equation, operands)
-    epilogue = jaxpr.replace(constvars=[], invars=[*passed_on, *loop.outvars], eqns=after)
-    outputs = eval_jaxpr(epilogue, [], *(values[v] for v in passed_on), *results)
+    values.update(zip(loop.outvars, results, strict=True))
+    known = [v for v in [*passed_on, *loop.outvars] if values[v] is not None]  # others are unused
+    epilogue = jaxpr.replace(constvars=[], invars=known, eqns=after)
+    outputs = eval_jaxpr(epilogue, [], *(values[v] for v in known))
     return jax.tree.unflatten(treedef, outputs)
 
 
