@@ -279,6 +279,7 @@ def run_or_raise(
 def _is_stopped(loop: Loop, steps: jax.Array, consts: Any, results: list[Any]) -> jax.Array:
     """Whether the bound stopped a while loop."""
     assert loop.condition is not None
+    assert loop.length is not None
     is_full = steps >= loop.length
     holds = partial(loop.holds, consts, results)
     if not loop.condition.effects:
