@@ -34,7 +34,7 @@ import jax
 from jax.extend.core import Primitive, Var
 from jax.interpreters import partial_eval as pe
 
-from jax_revolve._compat.interpreters import without_key_checks
+from jax_revolve._compat.interpreters import register_with_remat3, without_key_checks
 from jax_revolve._compat.primitives import new_primitive, with_parameters
 from jax_revolve._compat.values import (
     instantiate,
@@ -111,6 +111,7 @@ class FunctionPrimitive(ABC):
         rule = without_key_checks(self._split_values)
         pe.custom_partial_eval_rules[self.jvp_p] = rule
         pe.partial_eval_jaxpr_custom_rules[self.jvp_p] = self._split_equation
+        register_with_remat3(primitive, self._keep)
 
     # What every class says
 
@@ -182,6 +183,11 @@ class FunctionPrimitive(ABC):
         """The function to run after its values are known."""
         return function
 
+    def keeping(self, function: Any, policy: Any, types: Flat, /) -> tuple[Any, Any] | None:
+        """The function with the values as further results that a policy of `jax.checkpoint` keeps,
+        and the one that takes them as further operands; `None` if the policy keeps none."""
+        del function, policy, types
+
     # Methods that a class may have, and otherwise leaves to JAX: see `new_primitive`.
 
     dce: Any = None
@@ -221,6 +227,15 @@ class FunctionPrimitive(ABC):
 
     def _recomputed(self, params: dict[str, Any]) -> dict[str, Any]:
         return {**params, "function": self.remat(params["function"])}
+
+    def _keep(self, policy: Any, *operands: Any, function: Any) -> Any:
+        """The rule of `jax.checkpoint` with the option `jax_remat3`."""
+        count = len(function.output_types)
+        found = self.keeping(function, policy, list(map(jax.typeof, operands)))
+        first, rest = (function, function) if found is None else found
+        results = self.primitive.bind(*operands, function=first)
+        again = partial(self.primitive.bind, function=self.remat(rest))
+        return results[:count], results[count:], lambda kept, *operands: again(*operands, *kept)
 
     # The jvp primitive
 
@@ -266,8 +281,7 @@ class FunctionPrimitive(ABC):
     ) -> tuple[Any, Any, list[bool], list[bool], list[Any]]:
         """The rule for `jax.checkpoint`: the equation for known values, the equation that runs
         later, which results are unknown, which are available later, and which operands to keep. The
-        later equation recomputes everything."""
-        del saveable
+        later equation recomputes everything that the policy does not keep."""
         function, activity = eqn.params["function"], eqn.params["activity"]
         num_primals, num_results = len(activity.operands), len(function.output_types)
         pairs = zip(eqn.invars, available, strict=True)
@@ -278,13 +292,23 @@ class FunctionPrimitive(ABC):
         again = with_parameters(eqn, self._recomputed(eqn.params))
         if not any(unknown):
             return eqn, again, [False] * len(later), later, kept
+        primals, saved = list(eqn.invars[:num_primals]), list[Any]()
+        if found := self.keeping(function, saveable, [v.aval for v in primals]):
+            function, rest = found
+            saved = [Var(t) for t in function.output_types[num_results:]]
+            mask = (*activity.operands, *[False] * len(saved))
+            params = {"function": self.remat(rest), "activity": self.activity(rest, mask)}
+            tangents = eqn.invars[num_primals:]
+            again = with_parameters(eqn.replace(invars=[*primals, *saved, *tangents]), params)
+            activity = self.activity(function, activity.operands)
         known = eqn.replace(
             primitive=self.primitive,
-            invars=eqn.invars[:num_primals],
-            outvars=eqn.outvars[:num_results],
+            invars=primals,
+            outvars=[*eqn.outvars[:num_results], *saved],
             params={"function": self.primal_half(function, activity)},
         )
-        return known, again, [i >= num_results for i in range(len(later))], later, kept
+        unknown = [i >= num_results for i in range(len(later))]
+        return known, again, unknown, later, [*kept, *saved]
 
     # The tangent primitive
 

@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
-from jax._src import checkify, config, core, source_info_util, traceback_util
+from jax._src import ad_checkpoint, checkify, config, core, source_info_util, traceback_util
 from jax._src.effects import JaxprInputEffect
+from jax._src.interpreters import remat
+from jax._src.interpreters.partial_eval import Offloadable, RecomputeType
 from jax._src.state import discharge
 from jax._src.state.types import AbstractRef, AccumEffect, RefEffect, WriteEffect
 from jax.experimental.key_reuse import _core as key_reuse
 
-from jax_revolve._compat.jaxprs import ClosedJaxpr
+from jax_revolve._compat.jaxprs import ClosedJaxpr, name_of
 
 T = TypeVar("T")
 
@@ -28,6 +30,32 @@ source_info_util.register_exclusion(PACKAGE)
 
 filtered_traceback = traceback_util.api_boundary
 """Decorates public functions, so that JAX filters their errors like its own."""
+
+
+def register_with_remat3(primitive: Any, rule: Callable[..., Any]) -> None:
+    """Register `rule(policy, *operands, **params)`, which returns results, what it keeps, and a
+    function of that and the operands, to run later. Without one, JAX runs a primitive again."""
+
+    def with_policy(trace: Any, *operands: Any, **params: Any) -> Any:
+        if hasattr(trace, "policy"):
+            return rule(trace.policy, *operands, **params)
+        results, kept, again = rule(trace, *operands, **params)  # before jax 0.12
+        return results, partial(again, kept)
+
+    remat.rules[primitive] = with_policy
+
+
+def where_kept(policy: Callable[..., Any], eqn: Any) -> str | None:
+    """Where a policy of `jax.checkpoint` keeps the results of an equation: on the "device", or in
+    the memory of the "host"."""
+    primitive, params = eqn.primitive, eqn.params
+    if name_of(eqn) == "CheckpointName":  # with `jax_remat3`
+        primitive, params = ad_checkpoint.name_p, {"name": params["_prim"].name}
+    case = policy(primitive, *(v.aval for v in eqn.invars), **params)
+    if isinstance(case, Offloadable):
+        return "host"
+    return None if not case or isinstance(case, RecomputeType) else "device"
+
 
 eager_constant_folding = config.eager_constant_folding
 """The context that `jax.ensure_compile_time_eval` turns on."""

@@ -54,6 +54,7 @@ from jax_revolve.step.linearized import (
     primal_loop,
 )
 from jax_revolve.step.loop import Loop, Operands, check_plan, once, plan_of, with_carries
+from jax_revolve.step.policies import keeping
 from jax_revolve.step.reports import run_reporting
 from jax_revolve.step.rules import with_explicit_rules
 from jax_revolve.storage.buffers import read
@@ -195,6 +196,13 @@ class LoopPrimitive(Function):
         return run_plain_loop(*operands, function=function)
 
     keys = run
+
+    def keeping(self, function: Loop, policy: Any, types: Flat, /) -> tuple[Loop, Loop] | None:
+        if (found := keeping(function, policy)) is None:
+            return None
+        first, rest = found
+        run = partial(run_plain_loop, function=first)
+        return first._replace(output_types=tuple(jax.make_jaxpr(run)(*types).out_avals)), rest
 
     def activity(self, function: Loop, differentiated: Mask, /) -> Activity:
         return find_activity(function, differentiated)

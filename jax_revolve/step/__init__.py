@@ -11,6 +11,7 @@ for each signature, and run nothing:
 - `rules`: what derivative rules in a step close over, as operands of the loop.
 - `derived`: the loop of values and tangents, which derivatives of gradients run.
 - `dead_code`: the part of a loop that is left if some results are unused.
+- `policies`: a loop with the values of its steps that a policy of `jax.checkpoint` keeps.
 - `reports`: a loop that shows its progress.
 - `operations`: what is known of JAX's operations, in one table.
 - `work`: an estimate of the time of a step.

@@ -61,7 +61,16 @@ NAMES = (
         "jax._src.traceback_util: api_boundary register_exclusion",
         "tracebacks should show the user's frames",
     ),
-    Names("jax._src.source_info_util: register_exclusion", "as for tracebacks"),
+    Names(
+        "jax._src.source_info_util: current register_exclusion user_context",
+        "as for tracebacks; a loop under vmap should come from the user's line",
+    ),
+    Names(
+        "jax._src.ad_checkpoint: name_p",
+        "with jax_remat3 a name is an object, and policies ask for the primitive",
+    ),
+    Names("jax._src.interpreters.partial_eval: Offloadable RecomputeType", "what policies return"),
+    Names("jax._src.interpreters.remat: rules", "how jax_remat3 knows what a loop keeps"),
     Names(
         "jax._src.checkify: checkify_jaxpr error_checks pjit_error_check",
         "an interpreter knows an equation by its own table, and others have no way in",
