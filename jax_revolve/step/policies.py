@@ -58,7 +58,9 @@ def keeping(loop: Loop, policy: Policy | None) -> tuple[Loop, Loop] | None:
             if not (place := places.get(id(eqn))):
                 return results
             known = [to_device(next(kept)) if place == "host" else next(kept) for _ in results]
-            return [x for pair in zip(known, results, strict=True) for x in kept_p.bind(*pair)]
+            return [
+                x for pair in zip(known, results, strict=True) for x in kept_p.bind(*pair, count=2)
+            ]
 
         return run_each(step, inputs[:count], run)
 
@@ -68,16 +70,13 @@ def keeping(loop: Loop, policy: Policy | None) -> tuple[Loop, Loop] | None:
 
 
 def _warn_of_others(policy: Policy, step: ClosedJaxpr, places: Mapping[int, str | None]) -> None:
-    """Warn if the policy keeps values of loops and branches in the step, which are not entered."""
+    """Warn if the policy keeps values in loops, branches and functions with rules, which are not
+    entered."""
     for eqn in step.eqns:
-        inside = not places.get(id(eqn)) and name_of(eqn).startswith(_WITH_STEPS)
-        for inner in inner_jaxprs(eqn) if inside else ():
+        for inner in () if places.get(id(eqn)) else inner_jaxprs(eqn):
             if any_equation(inner, lambda eqn: where_kept(policy, eqn) is not None):
                 _warn(f"a {name_of(eqn)} in a step", " Name values of the step itself.")
                 return
-
-
-_WITH_STEPS = ("scan", "while", "cond", "checkpointed_")
 
 
 def _warn(what: str, advice: str) -> None:
@@ -88,17 +87,21 @@ def _warn(what: str, advice: str) -> None:
     )
 
 
-def _jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    (value, _), (_, dot) = primals, tangents
+def _jvp(
+    primals: Sequence[Any], tangents: Sequence[Any], count: int
+) -> tuple[list[Any], list[Any]]:
+    del count
+    value, dot = primals[0], tangents[-1]
     return [value], [symbolic_zero(jax.typeof(value)) if is_zero(dot) else dot]
 
 
 kept_p = new_primitive(
     "kept",
-    implementation=lambda value, *again: [value],
-    output_types=lambda value, *again: ([value], frozenset()),
-    batch=lambda axis, operands, dims: (kept_p.bind(*operands), dims[:1]),
+    implementation=lambda value, *again, count: [value],
+    output_types=lambda value, *again, count: ([value], frozenset()),
+    batch=lambda axis, operands, dims, count: (kept_p.bind(*operands, count=count), dims[:1]),
     jvp=_jvp,
-    prune=lambda used: ([True], [True, False], {}),
+    prune=lambda used, count: ([True], [True, False][:count], {"count": 1}),
 )
-"""A kept value, with the derivative of the value computed again."""
+"""A kept value, with the derivative of the value computed again, which is the second operand. Where
+nothing is differentiated any more, there is only the first."""
