@@ -93,17 +93,18 @@ def within(layers: Layers, memory: int) -> Schedule:
     if left >= sum(layers.hold):
         return tuple(range(count))
     # Sizes are rounded to the nearest unit, so a schedule may take more or less than by the table.
-    costs, units = _rounded(layers, left, up=False)
-    most = units + max(units // 10, 2)
-    read, less = _by_table(costs, most), 0
-    while less <= most and (found := read(most - less)) is not None:
-        if memory_of(found, layers) <= memory:
-            return found
-        less += max(abs(units - most + less) // 4, 1)
-    # Where they are rounded up, every schedule fits that fits by the table.
-    costs, units = _rounded(layers, left, up=True)
-    found = _by_table(costs, units)(units)
-    assert found is not None
+    # Rounded up, near the least memory, none takes more, but for residuals of less than a unit.
+    for up in (False, True):
+        costs, units = _rounded(layers, left, up=up)
+        most = units + (0 if up else max(units // 10, 2))
+        read, less = _by_table(costs, most), 0
+        while less <= most and (found := read(most - less)) is not None:
+            if memory_of(found, layers) <= memory:
+                return found
+            less += max(abs(units - most + less) // 4, 1)
+    found = (0,)
+    for layer in range(1, count):
+        found = (found, layer)
     return found
 
 
