@@ -85,7 +85,7 @@ def test_what_a_policy_keeps_is_not_computed_again(scan: Any, is_new: bool) -> N
             for policy in (NAMED, POLICIES.save_only_these_names("another"))
         )
         assert kept == runs_of(jax.grad(under(NAMED, lax.scan, sine))) == STEPS < none
-        if not is_new:  # without it, `jax.checkpoint` is nothing then
+        if not jax.config.values["jax_remat3"]:  # with it, `jax.checkpoint` does nothing then
             assert runs_of(jax.grad(under(POLICIES.everything_saveable, scan, sine))) == STEPS
 
 
