@@ -31,31 +31,35 @@ def checkpointed_fori_loop(
     body_fun: Callable[[Any, Value], Value],
     init_val: Value,
     *,
+    unroll: int | bool | None = None,
     checkpoints: Checkpoints = None,
     block_size: int | None = None,
     memory: Memory = None,
     storage: Storage | None = None,
     plan: Plan | None = None,
     max_steps: int | None = None,
+    throw: bool = True,
     progress: bool | ProgressMeter = False,
     inverse: Callable[[Any, Value], Value] | None = None,
     inverse_tol: float | None = None,
 ) -> Value:
     """`jax.lax.fori_loop` whose reverse pass stores `checkpoints` carries and recomputes the rest.
-    It has a reverse mode even if the number of steps is not known when it is traced. A loop of more
-    than `max_steps` steps is an error.
+    It has a reverse mode even if the number of steps is not known when it is traced. By default, a
+    loop of more than `max_steps` steps is an error.
 
     If the bounds are known when it is traced, it is a [`jax_revolve.checkpointed_scan`][],
     otherwise a [`jax_revolve.bounded_while_loop`][], and behaves as documented there.
 
     **Arguments:**
 
-    - `lower`, `upper`, `body_fun`, `init_val`: as `jax.lax.fori_loop`.
+    - `lower`, `upper`, `body_fun`, `init_val`, `unroll`: as `jax.lax.fori_loop`.
     - `checkpoints`, `block_size`, `memory`, `storage`, `plan`: as in that loop.
     - `max_steps`: the most steps that the loop may take: an int from 0 to `2**31 - 1`, or `None`.
         Not needed if `lower` and `upper` are known when the loop is traced. If they are not,
         reverse mode needs `max_steps` or an int for `checkpoints`, and derivatives of reverse-mode
         derivatives need `max_steps`.
+    - `throw`: as in [`jax_revolve.bounded_while_loop`][]: `False` returns the value after
+        `max_steps` steps if there are more, known at run time only, and can be exported.
     - `progress`, `inverse_tol`: as in that loop.
     - `inverse`: `inverse(i, value)` returns the value before step `i`: see that loop.
 
@@ -67,7 +71,7 @@ def checkpointed_fori_loop(
 
     Whatever `jax.lax.fori_loop` and that loop raise, and `ValueError` if the loop has more than
     `max_steps` steps. If that is known only at run time, the error is the one of
-    [`jax_revolve.bounded_while_loop`][] with `throw=True`.
+    [`jax_revolve.bounded_while_loop`][].
 
     !!! Example
 
@@ -85,13 +89,13 @@ def checkpointed_fori_loop(
     check_bound(max_steps)
 
     def fori(start: tuple[Any, Value]) -> Value:
-        return lax.fori_loop(start[0], upper, body_fun, start[1])
+        return lax.fori_loop(start[0], upper, body_fun, start[1], unroll=unroll)
 
     def run(equation: Loop, operands: list[Any]) -> Any:
         if equation.length is not None:
             check_steps(equation.length)
         loop = options.loop(equation, max_steps)
-        if loop.condition is None:
+        if loop.condition is None or not throw:
             return run_loop(loop, operands, options.listener)
         return run_or_raise(loop, operands, options.listener)[1]
 
@@ -111,11 +115,13 @@ def checkpointed_fori_loop(
         back = lambda state: (state[0] - 1, inverse(state[0] - 1, state[1]))  # noqa: E731
         how: dict[str, Any] = {**options.arguments, "inverse_tol": inverse_tol}
         if known is None:
-            how |= {"max_steps": max_steps, "throw": max_steps is not None, "inverse": back}
+            throw = throw and max_steps is not None
+            how |= {"max_steps": max_steps, "throw": throw, "inverse": back}
             return bounded_while_loop(lambda state: state[0] < upper, body, start, **how)[1]
         check_steps(known)
         step = wraps(body_fun)(lambda state, _: (body(state), None))
         how["inverse"] = lambda state, *_: back(state)
+        how["unroll"] = 1 if unroll is None else unroll
         return checkpointed_scan(step, start, None, known, **how)[0][1]
     if known is None:
         return run_from(start, fori, run)

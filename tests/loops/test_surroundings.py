@@ -129,3 +129,26 @@ def test_a_traced_unroll_is_the_error_of_lax() -> None:
         run = lambda n: scan(lambda c, _: (c, None), X, None, length=4, unroll=n)[0]  # noqa: B023, E731
         with pytest.raises(jax.errors.ConcretizationTypeError, match="unroll"):
             jax.jit(run)(2)
+
+
+@pytest.mark.parametrize("unroll", [None, 2, True])
+def test_a_fori_loop_takes_the_arguments_of_lax(unroll: Any) -> None:
+    f = lambda loop, x: jnp.sum(loop(0, 6, lambda i, c: jnp.sin(c) + i, x, unroll=unroll))  # noqa: E731
+    for derivative in (lambda f: f, jax.grad):
+        found, expected = (
+            derivative(partial(f, loop))(X) for loop in (checkpointed_fori_loop, lax.fori_loop)
+        )
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+    with pytest.raises(ValueError, match="unroll"):
+        jax.jit(lambda n: checkpointed_fori_loop(0, n, lambda _, c: c, X, unroll=2))(3)
+
+
+@pytest.mark.parametrize("inverse", [None, lambda _, c: c / 2])
+def test_a_fori_loop_to_a_bound_that_is_no_error(inverse: Any) -> None:
+    how: Any = {"max_steps": 4, "inverse": inverse}
+    run = lambda n, **more: checkpointed_fori_loop(0, n, lambda _, c: 2 * c, X, **how, **more)  # noqa: E731
+    np.testing.assert_allclose(jax.jit(partial(run, throw=False))(9), 16 * X, rtol=1e-12)
+    with pytest.raises(RuntimeError, match="max_steps=4"):
+        jax.block_until_ready(jax.jit(run)(9))
+    exported = jax.export.export(jax.jit(partial(run, throw=False)))(9)
+    np.testing.assert_allclose(exported.call(3), 8 * X, rtol=1e-12)
