@@ -5,7 +5,6 @@ A process has the data of the shards on its own devices. If a sharding spans sev
 of them writes and reads its own shards.
 """
 
-import re
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -219,9 +218,8 @@ def _flat(value: Any) -> tuple[Values, Any, list[Any]]:
 
 
 def _text(tree: Any, types: list[Any]) -> str:
-    named = iter(f"{dtype}{list(shape)}" for shape, dtype in types)
-    text = str(tree).removeprefix("PyTreeDef(").removesuffix(")")
-    return re.sub(r"\*", lambda _: next(named), text)
+    """Not as a pytree of texts, of which a user's class may not be made."""
+    return f"{', '.join(f'{dtype}{list(shape)}' for shape, dtype in types)} in {tree}"
 
 
 class Rows:

@@ -40,7 +40,8 @@ MOST_UNITS = 2000
 """A memory budget is divided into at most this many units."""
 
 MANY_UNITS, FEWEST_UNITS = 200, 40
-"""For so many units, a table may be large, and has room for so many in any case."""
+"""More than many units are for tables that a twelfth of `MOST_TERMS` fills. The fewest are for any
+number of layers."""
 
 
 class Layers(NamedTuple):

@@ -58,9 +58,7 @@ def keeping(loop: Loop, policy: Policy | None) -> tuple[Loop, Loop] | None:
             if not (place := places.get(id(eqn))):
                 return results
             known = [to_device(next(kept)) if place == "host" else next(kept) for _ in results]
-            return [
-                x for pair in zip(known, results, strict=True) for x in kept_p.bind(*pair, count=2)
-            ]
+            return [x for pair in zip(known, results, strict=True) for x in kept_p.bind(*pair)]
 
         return run_each(step, inputs[:count], run)
 
@@ -87,21 +85,17 @@ def _warn(what: str, advice: str) -> None:
     )
 
 
-def _jvp(
-    primals: Sequence[Any], tangents: Sequence[Any], count: int
-) -> tuple[list[Any], list[Any]]:
-    del count
-    value, dot = primals[0], tangents[-1]
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    (value, _), (_, dot) = primals, tangents
     return [value], [symbolic_zero(jax.typeof(value)) if is_zero(dot) else dot]
 
 
 kept_p = new_primitive(
     "kept",
-    implementation=lambda value, *again, count: [value],
-    output_types=lambda value, *again, count: ([value], frozenset()),
-    batch=lambda axis, operands, dims, count: (kept_p.bind(*operands, count=count), dims[:1]),
+    implementation=lambda value, again: [value],
+    output_types=lambda value, again: ([value], frozenset()),
+    batch=lambda axis, operands, dims: (kept_p.bind(*operands), dims[:1]),
     jvp=_jvp,
-    prune=lambda used, count: ([True], [True, False][:count], {"count": 1}),
 )
-"""A kept value, with the derivative of the value computed again, which is the second operand. Where
-nothing is differentiated any more, there is only the first."""
+"""A kept value, with the derivative of the value computed again. To dead-code elimination, that is
+used: the loop may be differentiated afterwards. XLA removes it."""

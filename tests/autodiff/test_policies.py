@@ -14,6 +14,9 @@ from jax.ad_checkpoint import checkpoint_name
 from support.calls import option
 
 from jax_revolve import bounded_while_loop, checkpointed_scan
+from jax_revolve._compat.jaxprs import call_jaxpr
+from jax_revolve.jaxprs.parts import without_dead_code
+from jax_revolve.step.policies import keeping
 
 X = jnp.linspace(0.1, 1.0, 6)
 STEPS = 24
@@ -156,3 +159,15 @@ def test_what_cannot_be_kept_warns() -> None:
         with pytest.warns(UserWarning, match=f"policy of jax.checkpoint .* {what}"):
             found = jax.grad(jax.checkpoint(fun, policy=NAMED))(X)
         np.testing.assert_allclose(found, jax.grad(fun)(X), rtol=1e-12)
+
+
+def test_dead_code_elimination_leaves_the_derivative_of_a_kept_value() -> None:
+    """The value computed again looks dead, until the loop is differentiated."""
+    step = lambda c, _: (checkpoint_name(jnp.sin(c), "costly"), None)  # noqa: E731
+    scan = lambda x: checkpointed_scan(step, x, None, 5)[0]  # noqa: E731
+    found = keeping(jax.make_jaxpr(scan)(X).jaxpr.eqns[0].params["function"], NAMED)
+    assert found is not None
+    again = without_dead_code(found[1].jaxpr)
+    run = lambda c: call_jaxpr(again)(c, jnp.sin(X))[0]  # noqa: E731
+    value, dot = jax.jvp(run, (X,), (jnp.ones(6),))
+    np.testing.assert_allclose([value, dot], [jnp.sin(X), jnp.cos(X)], rtol=1e-12)
