@@ -38,6 +38,7 @@ parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
 parser.add_argument("--first", type=int, default=0, help="the first seed")
 parser.add_argument("--count", type=int, default=100, help="how many seeds from there")
 parser.add_argument("--minimize", action="store_true", help="make failures smaller")
+parser.add_argument("--switched", action="store_true", help="all with switches of JAX's turned")
 options = parser.parse_args()
 counts, started = Counter[str](), time.monotonic()
 gc.set_threshold(50000, 20, 100)  # a traced program is many small objects
@@ -46,6 +47,7 @@ for seed in range(options.first, options.first + options.count):
         jax.clear_caches()
         print(seed, dict(counts), f"{time.monotonic() - started:.0f} s", flush=True)
     program = Program.random(seed)
+    program = program.switched() if options.switched else program
     found = outcome(program)
     kind = found.partition(":")[0]
     counts[kind] += 1

@@ -92,6 +92,19 @@ MODES = weights("""
 """)
 """Modes of JAX's configuration."""
 
+SWITCHES = {
+    "jax_remat3": True,
+    "jax_custom_vjp3": True,
+    "jax_custom_jvp3": True,
+    "jax_remat_barrier_no_cotangents": True,
+    "jax_use_simplified_jaxpr_constants": True,
+    "jax_auto_pcast": False,
+}
+"""Options that JAX is about to turn, and what to: of a tenth of the programs, some."""
+
+SWITCHED = 9_100_000
+"""The first seed of these."""
+
 ON_A_MESH = ("scan", "fori", "nest", "rewritten nest")
 """Loops on an explicit mesh: JAX's own while loops have no vmap there."""
 
@@ -122,7 +135,7 @@ class Program:
     """`mapped` tells which of the five arguments have an axis under `vmap`. `body` takes the
     `inner` derivative of the loop, unless it is "the loop". `single` is JAX's default precision;
     `named` gives the axis of the examples a name; `by_host` is for `host_scan`; with `constant`, a
-    step returns Python numbers.
+    step returns Python numbers. `switches` are turned, for JAX's loops and for ours.
     Defaults are the simplest."""
 
     seed: int
@@ -145,6 +158,7 @@ class Program:
     named: bool = False
     by_host: bool = False
     constant: bool = False
+    switches: tuple[str, ...] = ()
 
     @classmethod
     def random(cls, seed: int) -> "Program":
@@ -212,7 +226,13 @@ class Program:
         given |= {"small_weights": draw.random() < 0.6, "other_platform": draw.random() < 0.3}
         single = draw.random() < 0.5
         given["constant"] = seed >= NEWEST and draw.random() < 0.3
+        if seed >= SWITCHED and draw.random() < 0.1:
+            given["switches"] = _switches(draw)
         return cls(seed, **given, body=body, inner=inner, single=single, named=named)
+
+    def switched(self) -> "Program":
+        """The program with some switches, even if it has none."""
+        return self if self.switches else replace(self, switches=_switches(Random(self.seed)))
 
     @property
     def has_references(self) -> bool:
@@ -265,6 +285,11 @@ def minimize(program: Program, fails: Any) -> Program:
 
 def _weighted(draw: Random, choices: dict[str, int]) -> str:
     return draw.choices(list(choices), list(choices.values()))[0]
+
+
+def _switches(draw: Random) -> tuple[str, ...]:
+    known = [name for name in SWITCHES if name in jax.config.meta]
+    return tuple(draw.sample(known, draw.randint(1, min(3, len(known)))))
 
 
 def _operation(draw: Random, known: Sequence[str]) -> Operation:

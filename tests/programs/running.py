@@ -24,7 +24,7 @@ from jax_revolve.engine.tape import weight_gradients
 from jax_revolve.step import cpu
 from programs import operations
 from programs.operations import NARROW, OPERATIONS, SIZE
-from programs.program import MODES, Program
+from programs.program import MODES, SWITCHES, Program
 
 BATCH = 2
 COMPILER = {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 12) else {}
@@ -553,6 +553,9 @@ def _numbers(program: Program) -> Iterator[None]:
             is_unsafe = program.seed >= operations.MIXING and program.seed % 2
             stack.enter_context(jax.default_prng_impl("unsafe_rbg" if is_unsafe else "rbg"))
         stack.enter_context(patch.object(operations, "AXIS", ["b"] if program.named else []))
+        for name in program.switches:
+            stack.callback(jax.config.update, name, jax.config.values[name])
+            jax.config.update(name, SWITCHES[name])
         yield
 
 
