@@ -10,9 +10,9 @@ os.environ["XLA_FLAGS"] = " ".join(
     [
         "--xla_force_host_platform_device_count=8",
         "--xla_cpu_parallel_codegen_split_count=1",  # small programs compile quicker in one piece
-        # In two thirds of the time. The newest JAX has no other emitters than those users have.
+        # In two thirds of the time. Since 0.11, JAX has no other emitters than those users have.
         "--xla_cpu_use_fusion_emitters=false"
-        if tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 12)
+        if tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11)
         else "",
         os.environ.get("XLA_FLAGS", ""),
     ]

@@ -37,9 +37,10 @@ def register_with_remat3(primitive: Any, rule: Callable[..., Any]) -> None:
     function of that and the operands, to run later. Without one, JAX runs a primitive again."""
 
     def with_policy(trace: Any, *operands: Any, **params: Any) -> Any:
-        if hasattr(trace, "policy"):
-            return rule(trace.policy, *operands, **params)
-        results, kept, again = rule(trace, *operands, **params)  # before jax 0.12
+        policy = getattr(trace, "policy", trace)  # the policy itself before jax 0.11
+        results, kept, again = rule(policy, *operands, **params)
+        if jax.__version_info__ >= (0, 12):
+            return results, kept, again
         return results, partial(again, kept)
 
     remat.rules[primitive] = with_policy

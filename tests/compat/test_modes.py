@@ -106,6 +106,26 @@ def test_a_loop_that_is_traced_in_an_unknown_way_is_an_error() -> None:
         assert jax.grad(partial(bounded_while_loop, goes_on, body, max_steps=5))(1.0) == 2.25
 
 
+def test_scans_of_the_next_jax_have_no_reverse_mode_and_lose_writes() -> None:
+    """Fails on the day that JAX mends either: then read such scans instead of refusing them."""
+
+    def doubled(x: Any) -> Any:
+        total = jax.new_ref(x)
+
+        def step(c: Any, _: Any) -> Any:
+            total[...] *= 2
+            return c, None
+
+        lax.scan(step, 0.0, None, length=3)
+        return total[...]
+
+    with option("jax_scan3"):
+        with pytest.raises(NotImplementedError, match="for grad support"):
+            jax.grad(lambda c: lax.scan(advance, c, X)[0])(0.5)
+        assert doubled(1.0) == 8
+        assert jax.jit(doubled)(1.0) == (1 if jax.__version_info__ >= (0, 12) else 8)
+
+
 def test_the_next_jax_checkpoint() -> None:
     def loss(scan: Any, x: Any) -> Any:
         inner = jax.checkpoint(lambda c: scan(advance, c, X)[0])

@@ -27,7 +27,7 @@ from programs.operations import NARROW, OPERATIONS, SIZE
 from programs.program import MODES, SWITCHES, Program
 
 BATCH = 2
-COMPILER = {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 12) else {}
+COMPILER = {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {}
 """A way to compile in half of the time, which is not always right: results that differ are computed
 again as they are by default."""
 LEAST = re.compile(r"memory must be at least (\d+) bytes")
