@@ -1,7 +1,17 @@
 """Long loops in JAX, differentiable within a memory budget.
 
-`jax_revolve.typing` has the types of arguments and results. The names below are imported when they
-are first used: making a plan needs no JAX.
+- `checkpointed_scan`, `checkpointed_fori_loop`: `jax.lax.scan` and `fori_loop` with `memory=`.
+- `bounded_while_loop`: a while loop with forward and reverse mode, to any order.
+- `checkpoint_loops(fun, memory=...)`: every loop that an existing function runs.
+- `fit(make, "2GB")(x)`: the largest budget with which a whole program fits.
+- `explain(fun)(x)`: the plan of each loop; `plan(n, checkpoints=...)`: one without a loop.
+- `checkpointed_chain`, `checkpoint_layers`, `Checkpointed`: functions and layers in sequence.
+- `host_scan`: a loop that Python drives, which can be resumed; `inverse_drift` checks `inverse=`.
+- `HostMemory`, `Disk`: where checkpoints go for which the device has no room.
+
+`jax_revolve.typing` has the types of arguments and results; `jax_revolve.integrations.diffrax` and
+`.equinox` are for these libraries. Names are imported when they are first used: making a plan needs
+no JAX.
 """
 
 from importlib import import_module
@@ -46,12 +56,21 @@ _MODULES = {
     "HostMemory": "schedule.storage",
 }
 
-__all__ = list(_MODULES)  # pyright: ignore[reportUnsupportedDunderAll]
+_ELSEWHERE = {
+    **dict.fromkeys(("checkpointed_while_loop", "while_loop"), "it is bounded_while_loop"),
+    "RevolveAdjoint": "it is in jax_revolve.integrations.diffrax",
+}
+
+__all__ = sorted(_MODULES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        where = _ELSEWHERE.get(name)
+        if where is None and name[0] != "_" and name in vars(import_module(f"{__name__}.typing")):
+            where = f"it is in {__name__}.typing"
+        hint = f": {where}" if where else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
     value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     globals()[name] = value
     return value

@@ -140,6 +140,19 @@ def test_public_names_are_imported_when_they_are_used() -> None:
         _ = jax_revolve.checkpointed_map  # pyright: ignore[reportAttributeAccessIssue]
 
 
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        ("NoReverseMode", "it is in jax_revolve.typing"),
+        ("RevolveAdjoint", "it is in jax_revolve.integrations.diffrax"),
+        ("checkpointed_while_loop", "it is bounded_while_loop"),
+    ],
+)
+def test_names_that_are_not_at_the_top_say_where_they_are(name: str, where: str) -> None:
+    with pytest.raises(AttributeError, match=f"no attribute '{name}': {where}"):
+        getattr(jax_revolve, name)
+
+
 @pytest.mark.slow
 def test_a_plan_does_without_jax() -> None:
     program = (

@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from jax_revolve.profiles.profile import Profile
 from jax_revolve.schedule.arguments import (
@@ -12,13 +12,14 @@ from jax_revolve.schedule.arguments import (
     check_number,
     mistyped,
     parse_bytes,
+    readable,
 )
 
 TRANSFER = 5.0
 """The cost of writing or reading one carry, in steps, where the loop's sizes are unknown."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class _Options:
     """The limits of a storage, which must be passed by name."""
 
@@ -33,6 +34,15 @@ class _Options:
         """The nanoseconds of a transfer, and of each of its bytes."""
         return profile.host_transfer, profile.host_byte
 
+    def __repr__(self) -> str:
+        """What was passed, bytes with a unit where that is exact."""
+        given: dict[str, Any] = {name: getattr(self, name) for name in self.__match_args__}
+        given |= {"checkpoints": self.checkpoints, "memory": self.memory, "transfer": self.transfer}
+        if isinstance(self.memory, int) and parse_bytes(readable(self.memory)) == self.memory:
+            given["memory"] = readable(self.memory)
+        shown = ", ".join(f"{name}={x!r}" for name, x in given.items() if x is not None)
+        return f"{type(self).__name__}({shown})"
+
     def __post_init__(self) -> None:
         """Check the fields, and make numbers Python's own, so that plans are hashable."""
         checkpoints, transfer, memory = self.checkpoints, self.transfer, self.memory
@@ -46,7 +56,7 @@ class _Options:
         vars(self).update(checkpoints=checkpoints, memory=memory, transfer=transfer)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class HostMemory(_Options):
     """The memory of the host, for checkpoints beyond those on the device.
 
@@ -83,7 +93,7 @@ class HostMemory(_Options):
         return "host memory"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Disk(_Options):
     """A directory on a disk, for checkpoints beyond those on the device.
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.asked import explained_scan
 from support.machine import counts_of
 
-from jax_revolve import plan
+from jax_revolve import Disk, HostMemory, plan
 from jax_revolve.profiles.profile import CPU, of_platform
 from jax_revolve.schedule import cost, levels
 from jax_revolve.schedule.cost import Sizes
@@ -82,3 +82,15 @@ def test_the_least_memory_needs_loops_of_unknown_length() -> None:
         chosen = quickest(1000, wave, memory)
         assert bool(chosen.static_levels) == is_static
         assert cost.memory(chosen, wave) <= memory
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "HostMemory()",
+        "HostMemory(checkpoints=3, memory='1 MB')",
+        "Disk(directory='/tmp', memory=1234567, transfer=30.0)",
+    ],
+)
+def test_a_storage_prints_as_it_was_made(text: str) -> None:
+    assert repr(eval(text, {"HostMemory": HostMemory, "Disk": Disk})) == text
