@@ -25,7 +25,7 @@ from jax_revolve.programs.find import (
 )
 from jax_revolve.programs.rewrite import Traced, check_function, inputs_of, trace
 from jax_revolve.programs.share import Outlays, around, of_each_step, of_plan, of_program
-from jax_revolve.schedule.arguments import check_integer, counted, readable
+from jax_revolve.schedule.arguments import called_as, check_integer, counted, readable
 from jax_revolve.schedule.report import Printed, Report, aligned, checkpoints_of, plot_reports
 
 
@@ -136,6 +136,7 @@ class Explanation(Printed):
             yield f"The loops in {name} are left alone: {reason}."
 
 
+@called_as("explain(fun)(x)")
 def explain(
     fun: Callable[..., Any], *, argnums: int | Sequence[int] | None = None
 ) -> Callable[..., Explanation]:

@@ -23,7 +23,14 @@ from jax_revolve._compat.values import bytes_of
 from jax_revolve.jaxprs.walk import inner_jaxprs
 from jax_revolve.programs.rewrite import variables_in
 from jax_revolve.progress.meters import Show, share_bar
-from jax_revolve.schedule.arguments import Memory, TooLittleMemory, mistyped, parse_bytes, readable
+from jax_revolve.schedule.arguments import (
+    Memory,
+    TooLittleMemory,
+    called_as,
+    mistyped,
+    parse_bytes,
+    readable,
+)
 from jax_revolve.schedule.report import Printed
 
 MEMINFO = Path("/proc/meminfo")
@@ -51,6 +58,7 @@ class Fitted(Printed):
         return f"memory={memory}: the program takes {share}.\nCompiled programs: {tried}."
 
 
+@called_as('fit(make, "2GB")(x)')
 def fit(
     make: Callable[[int], Callable[..., Any]], limit: Memory = None, *, progress: bool = False
 ) -> Callable[..., Fitted]:

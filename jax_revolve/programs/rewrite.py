@@ -31,7 +31,7 @@ from jax_revolve.programs.find import (
     replace_loops,
     takes_derivatives,
 )
-from jax_revolve.schedule.arguments import Memory
+from jax_revolve.schedule.arguments import Memory, called_as
 from jax_revolve.schedule.planning import Checkpoints
 from jax_revolve.step.equation import READ
 from jax_revolve.step.loop import Loop, is_inexact
@@ -78,6 +78,7 @@ def checkpoint_loops(
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 
 
+@called_as('checkpoint_loops(fun, memory="2GB")(x)')
 def checkpoint_loops(
     fun: Callable[..., Any] | None = None,
     /,

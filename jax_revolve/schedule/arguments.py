@@ -3,12 +3,16 @@
 An error names the argument, its value and what is allowed.
 """
 
+import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
+from functools import wraps
 from math import isfinite
 from numbers import Integral, Real
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar, cast
+
+AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
 Memory: TypeAlias = int | str | None
 """Bytes, as an int or a string such as `"512MB"` or `"2GiB"`."""
@@ -71,6 +75,26 @@ def check_number(name: str, value: object, *, least: float, allowed: str) -> flo
     if not isfinite(value) or value < least:
         raise ValueError(f"{name} must be {allowed}, but is {value!r}.")
     return float(value)
+
+
+def called_as(example: str) -> Callable[[AnyFunction], AnyFunction]:
+    """For a function that returns a function: an error that shows the call, where one passes to the
+    first what is for the second."""
+
+    def decorate(fun: AnyFunction) -> AnyFunction:
+        signature = inspect.signature(fun)
+
+        @wraps(fun)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise TypeError(f"{fun.__name__}: {error}. It is called as {example}.") from None
+            return fun(*args, **kwargs)
+
+        return cast("AnyFunction", called)
+
+    return decorate
 
 
 def parse_bytes(memory: object, name: str = "memory") -> int:

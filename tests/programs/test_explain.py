@@ -15,7 +15,15 @@ from jax import lax
 from matplotlib import pyplot
 from support.asked import explained_scan, explained_while, for_bound, for_scan
 
-from jax_revolve import Plan, bounded_while_loop, checkpoint_loops, checkpointed_scan, explain, plan
+from jax_revolve import (
+    Plan,
+    bounded_while_loop,
+    checkpoint_loops,
+    checkpointed_scan,
+    explain,
+    fit,
+    plan,
+)
 from jax_revolve.schedule import cost
 from jax_revolve.schedule.arguments import readable
 
@@ -378,3 +386,16 @@ def test_a_loop_runs_the_plan_that_is_explained(
     jax.block_until_ready(jax.jit(jax.value_and_grad(total, (0, 1)))(*arguments))
     jax.effects_barrier()
     assert len(noted) == report.evaluations(report.plan)
+
+
+@pytest.mark.parametrize(
+    ("call", "how"),
+    [
+        (lambda f: explain(f, 1.0), "explain(fun)(x)"),
+        (lambda f: fit(f, "1MB", 1.0), 'fit(make, "2GB")(x)'),
+        (lambda f: checkpoint_loops(f, "1MB"), 'checkpoint_loops(fun, memory="2GB")(x)'),
+    ],
+)
+def test_a_call_in_one_is_an_error_that_shows_both(call: Any, how: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(f"arguments. It is called as {how}.")):
+        call(jnp.sin)
