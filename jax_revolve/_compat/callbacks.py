@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_revolve._compat.interpreters import eager_constant_folding
+from jax_revolve._compat.interpreters import eager_constant_folding, in_own_settings
 from jax_revolve._compat.jaxprs import call_jaxpr
 from jax_revolve._compat.values import is_traced, with_weak_type
 
@@ -56,6 +56,7 @@ def _mapped_axes() -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     return mapped, tuple(axis for axis in mesh.axis_names if axis not in mapped)
 
 
+@in_own_settings
 def raise_if(wrong: jax.Array, value: Any, message: str) -> Any:
     """The value, with an error at run time if the value or its derivative is used. A derivative of
     `equinox.error_if` itself does not check. Equinox shows the stack of the first loop with this

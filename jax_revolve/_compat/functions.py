@@ -34,7 +34,7 @@ import jax
 from jax.extend.core import Primitive, Var
 from jax.interpreters import partial_eval as pe
 
-from jax_revolve._compat.interpreters import register_with_remat3, without_key_checks
+from jax_revolve._compat.interpreters import in_own_settings, register_with_remat3
 from jax_revolve._compat.primitives import new_primitive, with_parameters
 from jax_revolve._compat.values import (
     instantiate,
@@ -108,7 +108,7 @@ class FunctionPrimitive(ABC):
             prune=self.dce_jvp,
             keys=self._keys_of_both if self.keys else None,
         )
-        rule = without_key_checks(self._split_values)
+        rule = in_own_settings(self._split_values)
         pe.custom_partial_eval_rules[self.jvp_p] = rule
         pe.partial_eval_jaxpr_custom_rules[self.jvp_p] = self._split_equation
         register_with_remat3(primitive, self._keep)

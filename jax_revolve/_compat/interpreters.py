@@ -163,14 +163,20 @@ def _signature_of_keys(program: Program, eqn: Any) -> Any:
     return key_reuse.jaxpr_type_signature(closed.jaxpr)
 
 
-def without_key_checks(rule: Callable[..., T]) -> Callable[..., T]:
-    """The rule, traced without `jax.debug_key_reuse`, which has already checked the step in the
-    user's loop, and would reject a schedule because it recomputes steps."""
+def in_own_settings(rule: Callable[..., T]) -> Callable[..., T]:
+    """The rule, traced in the settings that our programs are written for, whatever the user's are.
+
+    - Without `jax.debug_key_reuse`, which has already checked the step in the user's loop, and
+      would reject a schedule because it recomputes steps.
+    - With `jax_auto_pcast`, inside `jax.shard_map`: derivatives that JAX makes of our programs have
+      constants that do not vary, as in `jax.lax.select` and `jnp.tanh`. The user's step is traced
+      before, with the user's setting.
+    """
 
     def run(*args: Any, **params: Any) -> T:
-        if not config.debug_key_reuse.value:
+        if config.auto_pcast.value and not config.debug_key_reuse.value:
             return rule(*args, **params)
-        with jax.debug_key_reuse(False):
+        with jax.debug_key_reuse(False), jax.auto_pcast(True):
             return rule(*args, **params)
 
     return run

@@ -10,7 +10,7 @@ from jax.extend.core import Primitive, Var, primitives
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 
-from jax_revolve._compat.interpreters import Program, register, without_key_checks
+from jax_revolve._compat.interpreters import Program, in_own_settings, register
 from jax_revolve._compat.jaxprs import call_jaxpr, pruned
 from jax_revolve._compat.values import AbstractValue, is_zero
 
@@ -52,7 +52,7 @@ def new_primitive(
     lowered. `recomputed(params)` are the parameters where `jax.checkpoint` runs an equation again.
     """
 
-    implementation, batch = map(without_key_checks, (implementation, batch))
+    implementation, batch = map(in_own_settings, (implementation, batch))
 
     @partial(jax.jit, static_argnums=0)
     def compiled(params: tuple[tuple[str, Any], ...], *operands: Any) -> Sequence[Any]:
@@ -70,7 +70,6 @@ def new_primitive(
     primitive.def_effectful_abstract_eval(output_types)
     batching.fancy_primitive_batchers[primitive] = batch
 
-    @without_key_checks
     def lowered(*operands: Any, **params: Any) -> Sequence[Any]:
         if not has_dead_code:
             return implementation(*operands, **params)
@@ -81,13 +80,12 @@ def new_primitive(
 
     if interpret is not None:
         register(primitive, Program(implementation, keys, interpret))
-    mlir.register_lowering(primitive, mlir.lower_fun(lowered, multiple_results=True))
+    lower = mlir.lower_fun(lowered, multiple_results=True)
+    mlir.register_lowering(primitive, in_own_settings(lower))
     if jvp is not None:
-        ad.primitive_jvps[primitive] = without_key_checks(jvp)
+        ad.primitive_jvps[primitive] = in_own_settings(jvp)
     if transpose is not None:
-        ad.primitive_transposes[primitive] = partial(
-            _transpose_nonzero, without_key_checks(transpose)
-        )
+        ad.primitive_transposes[primitive] = partial(_transpose_nonzero, in_own_settings(transpose))
     if prune is not None:
         pe.dce_rules[primitive] = partial(_remove_dead_code, prune)
     if known is not None:

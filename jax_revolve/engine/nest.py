@@ -103,10 +103,11 @@ def tape_the_last_block(steps: Steps, plan: Plan, saved: Saved) -> Taped:
 def run_reverse(steps: Steps, plan: Plan, saved: Saved, cotangents: Cotangents) -> Operands:
     """The cotangents of the active operands, from the active results' cotangents."""
     operands, activity = steps.operands, steps.linearized.activity
+    others = jax.tree.leaves((operands, cotangents))
     gradient = Operands(
-        consts=zero_cotangents(operands.consts, activity.consts),
+        consts=zero_cotangents(operands.consts, activity.consts, others),
         carry=cotangents.carry,
-        xs=zero_cotangents(operands.xs, activity.xs),
+        xs=zero_cotangents(operands.xs, activity.xs, others),
     )
     is_while, size = steps.loop.condition is not None, plan.block_size
     total = saved.steps if is_while else plan.length

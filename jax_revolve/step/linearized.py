@@ -37,7 +37,7 @@ from jax_revolve.jaxprs.walk import any_equation, function_of, has_equation
 from jax_revolve.step.examples import linearizable
 from jax_revolve.step.loop import Loop, Mask, Operands, is_inexact, once, with_layout
 from jax_revolve.step.reports import silenced
-from jax_revolve.storage.buffers import read
+from jax_revolve.storage.buffers import read, zeros_among
 
 Variable = Any
 """A variable of a jaxpr."""
@@ -486,9 +486,12 @@ def union(a: Sequence[bool], b: Sequence[bool]) -> list[bool]:
 # Cotangents
 
 
-def zero_cotangents(values: list[Any], active: Sequence[bool]) -> list[Any]:
-    """Zero cotangents of the active values, to which cotangents are added."""
-    return [zeros(cotangent_type(v)) for v in pick(values, active)]
+def zero_cotangents(
+    values: list[Any], active: Sequence[bool], others: list[Any] | None = None
+) -> list[Any]:
+    """Zero cotangents of the active values, to which cotangents are added: of each example, if
+    `jax.vmap` maps any of the others."""
+    return [zeros_among(others or [], cotangent_type(v)) for v in pick(values, active)]
 
 
 def add(total: list[Any], more: list[Any]) -> list[Any]:

@@ -15,7 +15,7 @@ from jax.custom_batching import custom_vmap
 from jax.dtypes import float0
 
 from jax_revolve._compat.memories import is_on_host, to_device, to_host
-from jax_revolve._compat.values import explicit_mesh, tangent_type
+from jax_revolve._compat.values import AbstractValue, explicit_mesh, tangent_type, zeros
 
 Buffers: TypeAlias = list[Any]
 """One buffer for each leaf."""
@@ -32,20 +32,28 @@ def write(buffers: list[Any], values: list[Any], index: Any) -> list[Any]:
 
 
 def _read(buffer: Any, index: Any) -> Any:
-    if is_on_host(buffer):
+    if _stays_a_slice(buffer):
         entry = _at(partial(lax.dynamic_index_in_dim, keepdims=False))
-        return to_device(entry(jnp.asarray(index), buffer))
+        found = entry(jnp.asarray(index), buffer)
+        return to_device(found) if is_on_host(buffer) else found
     sizes = (1, *buffer.shape[1:])
     entry = lax.dynamic_slice(buffer, _first(buffer, index), sizes, allow_negative_indices=False)
     return lax.squeeze(entry, (0,))
 
 
 def _write(buffer: Any, value: Any, index: Any) -> Any:
-    if is_on_host(buffer):
-        return _at(lax.dynamic_update_index_in_dim)(jnp.asarray(index), buffer, to_host(value))
+    if _stays_a_slice(buffer):
+        value = to_host(value) if is_on_host(buffer) else value
+        return _at(lax.dynamic_update_index_in_dim)(jnp.asarray(index), buffer, value)
     value = lax.expand_dims(value, (0,))
     first = _first(buffer, index)
     return lax.dynamic_update_slice(buffer, value, first, allow_negative_indices=False)
+
+
+def _stays_a_slice(buffer: Any) -> bool:
+    """Whether `jax.vmap` must not make a gather or a scatter of a slice: see `_at`."""
+    spec = jax.typeof(buffer).sharding.spec
+    return is_on_host(buffer) or bool(spec.reduced or spec.unreduced)
 
 
 def _first(buffer: Any, index: Any) -> list[Any]:
@@ -58,8 +66,9 @@ def _at(function: Any, axis: int = 0) -> Any:
     """`function(buffer, *value, index, axis)`, to be called with the index first.
 
     JAX batches a slice at an index as a gather, and its update as a scatter, which both need the
-    index in the memory of the buffer, which may be the host's. Here all examples have the same
-    index, so a slice of a batched buffer remains a slice, one axis further to the right.
+    index in the memory of the buffer, which may be the host's, and a type that is not reduced over
+    a mesh. Here all examples have the same index, so a slice of a batched buffer remains a slice,
+    one axis further to the right.
 
     It is linear in the arrays. JAX's own derivative of a `custom_vmap` function calls its rule for
     what is batched in both values and tangents, without end if only one of them is.
@@ -104,3 +113,34 @@ def _sharded_as(value: Any, buffer: Any, axis: int) -> Any:
 def for_all(axis_size: int, value: Any, is_batched: bool) -> Any:
     """The value with a leading axis of examples."""
     return value if is_batched else jnp.broadcast_to(value, (axis_size, *value.shape))
+
+
+def zeros_among(others: list[Any], aval: AbstractValue) -> Any:
+    """Zeros of the type `aval`. Where `jax.vmap` maps any of the others, each example has its own,
+    because JAX cannot broadcast a type that is reduced over a mesh once a loop needs that."""
+    spec = aval.sharding.spec
+    if not (spec.reduced or spec.unreduced):
+        return zeros(aval)
+
+    @custom_vmap
+    def make(others: list[Any]) -> Any:
+        del others
+        return zeros(aval)
+
+    @make.def_vmap
+    def _(axis_size: int, batched: Any, others: list[Any]) -> Any:
+        examples = jax.typeof(others[batched[0].index(True)]).sharding.spec.partitions[0]
+        sharding = aval.sharding.update(spec=spec.update(partitions=(examples, *spec.partitions)))
+        of_all = aval.update(shape=(axis_size, *aval.shape), sharding=sharding)
+        return zeros_among(others, of_all), True
+
+    @jax.custom_jvp
+    def made(others: list[Any]) -> Any:
+        return make(lax.stop_gradient(others))
+
+    @made.defjvp
+    def _(primals: tuple[list[Any]], _: Any) -> Any:  # in a loop's carry, zeros have tangents
+        (others,) = primals
+        return made(others), zeros_among(others, aval.to_tangent_aval())
+
+    return made(others)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from functools import cache, partial
+from itertools import product
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from support.asked import explained_scan
+from support.record import Record
 from support.sharded_programs import (
     AUTO,
     EXPLICIT,
@@ -24,7 +26,13 @@ from support.sharded_programs import (
     program,
 )
 
-from jax_revolve import bounded_while_loop, checkpointed_fori_loop, checkpointed_scan
+from jax_revolve import (
+    HostMemory,
+    bounded_while_loop,
+    checkpointed_fori_loop,
+    checkpointed_scan,
+    plan,
+)
 
 pytestmark = pytest.mark.usefixtures("default_precision")
 
@@ -331,6 +339,31 @@ def test_weights_that_are_reduced_over_a_mesh() -> None:
         _assert_close(*(jax.reshard(both, P()) for both in (ours, theirs)))
 
 
+@quickly
+@pytest.mark.parametrize("options", [{}, {"block_size": 2}, {"storage": HostMemory()}], ids=str)
+def test_examples_with_weights_that_are_reduced_over_a_mesh(options: dict[str, Any]) -> None:
+    """JAX refuses to write into a batch of such arrays, and to make one where a loop needs it."""
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
+
+    def derivatives(scan: Any) -> Any:
+        def loss(ws: Any, x: Any) -> Any:
+            step = lambda x, w: (jnp.sin(jnp.dot(x, w, out_sharding=P("x"))), x)  # noqa: E731
+            x, ys = scan(step, x, ws)
+            return jnp.sum(x**2) + jnp.sum(ys)
+
+        gradient = jax.value_and_grad(loss)
+        along = lambda ws, x: jax.jvp(partial(gradient, ws), (x,), (x,))  # noqa: E731
+        return jax.jit(jax.vmap(along, (None, 0)))
+
+    with jax.set_mesh(mesh):
+        ws = jax.device_put(jnp.linspace(0.0, 1, 48).reshape(3, 4, 4), P(reduced=frozenset("x")))
+        xs = jax.device_put(jnp.linspace(-1.0, 1, 32).reshape(2, 4, 4), P(None, "x"))
+        scans = partial(checkpointed_scan, **options), lax.scan
+        ours, theirs = (derivatives(scan)(ws, xs) for scan in scans)
+        assert jax.tree.map(jax.typeof, ours) == jax.tree.map(jax.typeof, theirs)
+        _assert_close(*(jax.reshard(both, P()) for both in (ours, theirs)))
+
+
 @pytest.mark.parametrize(
     "where",
     [
@@ -372,3 +405,74 @@ def test_functions_whose_mesh_has_other_axes(where: str, options: dict[str, Any]
         ours = derivatives(partial(checkpointed_scan, **options))
         rtol = 1e-6 if where == "cond" else 1e-7
         np.testing.assert_allclose(ours, derivatives(lax.scan), rtol=rtol)
+
+
+# JAX's switch to types that the user casts
+
+
+def _cast(scan: Any, w: Any, h: Any, xs: Any) -> Any:
+    """A program that needs no `jax_auto_pcast`."""
+    axes = EXPLICIT.axis_names
+
+    def local(w: Any, h: Any, xs: Any) -> Any:
+        w = lax.pcast(w, axes, to="varying")
+
+        def step(h: Any, x: Any) -> Any:
+            h = jnp.sin(h @ w + x)
+            return h * lax.pcast(jnp.cos(lax.psum(jnp.sum(h), axes)), axes, to="varying"), h * x
+
+        h, ys = scan(step, h, xs)
+        return lax.psum(jnp.sum(h * h) + jnp.sum(ys), axes)
+
+    rows = P(axes), P(None, axes)
+    return jax.shard_map(local, mesh=EXPLICIT, in_specs=(P(), *rows), out_specs=P())(w, h, xs)
+
+
+CAST = {
+    "default": checkpointed_scan,
+    "slots": partial(checkpointed_scan, checkpoints=2),
+    "blocks": partial(checkpointed_scan, checkpoints=2, block_size=2),
+    "levels": partial(checkpointed_scan, plan=plan(8, levels=(3, 3))),
+    "memory": partial(checkpointed_scan, memory="2kB"),
+    "host": partial(checkpointed_scan, checkpoints=2, storage=HostMemory()),
+    "progress": partial(checkpointed_scan, progress=Record()),
+    "while": as_while(),
+    "while_in_blocks": as_while(checkpoints=2, block_size=2),
+    "while_with_progress": as_while(progress=Record()),
+}
+IN_EVERY_CAST_RUN = {
+    ("blocks", "grad"),
+    ("slots", "forward_over_reverse"),
+    ("default", "reverse_over_reverse"),
+    ("while", "grad"),
+    ("while_in_blocks", "grad_of_examples"),
+}
+
+
+@quickly
+@pytest.mark.skipif(
+    jax.__version_info__ < (0, 12), reason="JAX 0.10 refuses the indices of lax.scan itself"
+)
+@pytest.mark.parametrize("is_on", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("loop", "derivative"),
+    [
+        pytest.param(*pair, marks=[] if pair in IN_EVERY_CAST_RUN else pytest.mark.slow)
+        for pair in product(CAST, [*DERIVATIVES, "grad_of_examples"])
+    ],
+)
+def test_programs_that_cast_what_varies(loop: str, derivative: str, is_on: bool) -> None:
+    """Some of our constants did not vary, and JAX's rules make such constants in our programs."""
+
+    def run(scan: Any) -> Any:
+        loss = partial(_cast, scan)
+        if derivative == "grad_of_examples":
+            in_axes = None, 0, None
+            return jax.jit(jax.vmap(derivatives(loss)["grad"], in_axes))(w, jnp.stack([h, -h]), xs)
+        return jax.jit(derivatives(loss)[derivative])(w, h, xs)
+
+    w, h, xs = arrays()
+    with jax.set_mesh(EXPLICIT), jax.auto_pcast(is_on):
+        axes = EXPLICIT.axis_names
+        w, h, xs = divided(w), divided(h, axes), divided(xs, None, axes)
+        _assert_close(run(CAST[loop]), run(lax.scan))

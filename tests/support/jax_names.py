@@ -49,7 +49,10 @@ NAMES = (
         "nothing public tells the effect of a new reference, and whether anything is traced, or an "
         "axis named",
     ),
-    Names("jax._src.config: debug_key_reuse eager_constant_folding", "contexts have no readers"),
+    Names(
+        "jax._src.config: auto_pcast debug_key_reuse eager_constant_folding",
+        "contexts have no readers",
+    ),
     Names("jax._src.config: remat3", "jax.config sets it for all that runs, not for a call"),
     Names(
         "jax._src.state.types: AbstractRef AccumEffect RefEffect WriteEffect",
