@@ -34,9 +34,10 @@ import jax
 from jax.extend.core import Primitive, Var
 from jax.interpreters import partial_eval as pe
 
-from jax_revolve._compat.interpreters import in_own_settings, register_with_remat3
+from jax_revolve._compat.interpreters import Logs, in_own_settings, register_with_remat3
 from jax_revolve._compat.primitives import new_primitive, with_parameters
 from jax_revolve._compat.values import (
+    added,
     instantiate,
     is_linear_input,
     is_zero,
@@ -82,7 +83,7 @@ class FunctionPrimitive(ABC):
             output_types=lambda *_, function: (function.output_types, function.effects),
             batch=self.batch,
             jvp=self._jvp,
-            transpose=self._transpose,
+            transpose_into=self._transpose,
             prune=self.dce,
             known=self.known,
             keys=self.keys,
@@ -96,7 +97,7 @@ class FunctionPrimitive(ABC):
             output_types=self._tangent_types,
             batch=self.batch_tangents,
             jvp=self.jvp_of_tangents,
-            transpose=self._transpose_tangents,
+            transpose_into=self._transpose_tangents,
         )
         self.jvp_p = new_primitive(
             f"{primitive.name}_jvp",
@@ -104,7 +105,7 @@ class FunctionPrimitive(ABC):
             output_types=self._types_of_both,
             batch=self.batch_both,
             jvp=self.jvp_of_both,
-            transpose=self._transpose_both,
+            transpose_into=self._transpose_both,
             prune=self.dce_jvp,
             keys=self._keys_of_both if self.keys else None,
         )
@@ -131,12 +132,6 @@ class FunctionPrimitive(ABC):
         active ones. JAX differentiates it."""
 
     @abstractmethod
-    def vjp_bwd(
-        self, cotangents: Flat, operands: Flat, saved: Flat, function: Any, activity: Any, aux: Any
-    ) -> Flat:
-        """The cotangents of active operands, from the cotangents of active results."""
-
-    @abstractmethod
     def primal_half(self, function: Any, activity: Any, /) -> Any:
         """The function that computes the linearized values."""
 
@@ -149,6 +144,26 @@ class FunctionPrimitive(ABC):
     def batch_tangents(self, axis: Any, flat: Flat, dims: Flat, **params: Any) -> Batched: ...
 
     # What a class may say
+
+    def vjp_bwd(
+        self, cotangents: Flat, operands: Flat, saved: Flat, function: Any, activity: Any, aux: Any
+    ) -> Flat:
+        """The cotangents of active operands, from the cotangents of active results."""
+        raise NotImplementedError
+
+    def vjp_bwd_into(
+        self,
+        cotangents: Flat,
+        sums: Flat,
+        operands: Flat,
+        saved: Flat,
+        function: Any,
+        activity: Any,
+        aux: Any,
+    ) -> tuple[Flat, Logs]:
+        """`vjp_bwd`, added to `sums` where there are some, and what derivative rules logged."""
+        found = self.vjp_bwd(cotangents, operands, saved, function, activity, aux)
+        return list(map(added, sums, found)), {}
 
     def vjp_fwd(
         self, function: Any, activity: Any, operands: Flat, /
@@ -215,15 +230,20 @@ class FunctionPrimitive(ABC):
         flat = self.jvp_p.bind(*primals, *chosen, function=function, activity=activity)
         return flat[: len(dots)], substitute(dots, activity.results, flat[len(dots) :])
 
-    def _transpose(self, cotangents: Flat, *operands: Any, function: Any) -> Flat:
+    def _transpose(
+        self, cotangents: Flat, sums: Flat, *operands: Any, function: Any
+    ) -> tuple[Flat, Logs]:
         """A linear function is its own derivative, at zero as everywhere."""
         activity = self.activity(function, tuple(map(is_linear_input, operands)))
-        result = [None] * sum(activity.operands)
+        result, logs = [None] * sum(activity.operands), {}
         if any(activity.results):
             point = [zeros(x.aval) if is_linear_input(x) else x for x in operands]
-            cotangents = pick(cotangents, activity.results)
-            result = self._pull_back(cotangents, point, function, activity)
-        return _of_linear(operands, spread(result, activity.operands))
+            cotangents, sums = (
+                pick(cotangents, activity.results),
+                pick(sums, activity.operands),
+            )
+            result, logs = self._pull_back(cotangents, sums, point, function, activity)
+        return _of_linear(operands, spread(result, activity.operands)), logs
 
     def _recomputed(self, params: dict[str, Any]) -> dict[str, Any]:
         return {**params, "function": self.remat(params["function"])}
@@ -257,11 +277,13 @@ class FunctionPrimitive(ABC):
         """The keys that the values use. Tangents use the same random numbers."""
         return self.keys(*flat[: len(activity.operands)], function=function)
 
-    def _transpose_both(self, cotangents: Flat, *flat: Any, function: Any, activity: Any) -> Flat:
+    def _transpose_both(
+        self, cotangents: Flat, sums: Flat, *flat: Any, function: Any, activity: Any
+    ) -> tuple[Flat, Logs]:
         operands, _, tangents = take_apart(flat, activity)
-        cotangents = cotangents[len(function.output_types) :]
-        result = self._pull_back(cotangents, operands, function, activity)
-        return [*[None] * len(operands), *_of_linear(tangents, result)]
+        cotangents, sums = cotangents[len(function.output_types) :], sums[len(operands) :]
+        result, logs = self._pull_back(cotangents, sums, operands, function, activity)
+        return [*[None] * len(operands), *_of_linear(tangents, result)], logs
 
     def _split_values(self, trace: Any, *tracers: Any, function: Any, activity: Any) -> Flat:
         """JAX's partial evaluation. When it linearizes for reverse mode, it knows the primals but
@@ -335,11 +357,13 @@ class FunctionPrimitive(ABC):
         return tangent_types(function, activity), self.effects(function, activity)
 
     def _transpose_tangents(
-        self, cotangents: Flat, *flat: Any, activity: Any, **params: Any
-    ) -> Flat:
+        self, cotangents: Flat, sums: Flat, *flat: Any, activity: Any, **params: Any
+    ) -> tuple[Flat, Logs]:
         count = len(flat) - sum(activity.operands)
-        result = self._pull_back_from(cotangents, flat[:count], activity=activity, **params)
-        return [*[None] * count, *_of_linear(flat[count:], result)]
+        result, logs = self._pull_back_from(
+            cotangents, sums[count:], flat[:count], activity=activity, **params
+        )
+        return [*[None] * count, *_of_linear(flat[count:], result)], logs
 
     def _linearize(
         self, operands: Flat, function: Any, activity: Any
@@ -352,15 +376,24 @@ class FunctionPrimitive(ABC):
         params = {"function": function, "activity": activity, "aux": aux, "absent": absent}
         return results, [*pick(operands, needed), *arrays], params
 
-    def _pull_back(self, cotangents: Flat, operands: Flat, function: Any, activity: Any) -> Flat:
+    def _pull_back(
+        self, cotangents: Flat, sums: Flat, operands: Flat, function: Any, activity: Any
+    ) -> tuple[Flat, Logs]:
         _, residuals, params = self._linearize(operands, function, activity)
-        return self._pull_back_from(cotangents, residuals, **params)
+        return self._pull_back_from(cotangents, sums, residuals, **params)
 
     def _pull_back_from(
-        self, cotangents: Flat, residuals: Flat, activity: Any, absent: Absent, **params: Any
-    ) -> Flat:
+        self,
+        cotangents: Flat,
+        sums: Flat,
+        residuals: Flat,
+        function: Any,
+        activity: Any,
+        aux: Any,
+        absent: Absent,
+    ) -> tuple[Flat, Logs]:
         operands, arrays, _ = take_apart(residuals, activity, absent, are_linear=False)
-        return self.vjp_bwd(cotangents, operands, arrays, activity=activity, **params)
+        return self.vjp_bwd_into(cotangents, sums, operands, arrays, function, activity, aux)
 
 
 def tangent_types(function: Any, activity: Any) -> list[Any]:

@@ -13,13 +13,14 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import jax
 from jax._src import ad_checkpoint, checkify, config, core, source_info_util, traceback_util
 from jax._src.effects import JaxprInputEffect
-from jax._src.interpreters import remat
+from jax._src.interpreters import ad, remat
 from jax._src.interpreters.partial_eval import Offloadable, RecomputeType
 from jax._src.state import discharge
 from jax._src.state.types import AbstractRef, AccumEffect, RefEffect, WriteEffect
 from jax.experimental.key_reuse import _core as key_reuse
 
 from jax_revolve._compat.jaxprs import ClosedJaxpr, name_of
+from jax_revolve._compat.values import is_zero
 
 T = TypeVar("T")
 
@@ -111,6 +112,65 @@ def is_input_effect(effect: Any) -> bool:
 def discharged(closed: ClosedJaxpr, which: Sequence[bool]) -> ClosedJaxpr:
     """The pure jaxpr, with contents instead of references, and last contents as further results."""
     return discharge.discharge_state(closed, should_discharge=list(which), lower=False)
+
+
+# Transposition
+
+Logs: TypeAlias = dict[Any, Any]
+"""What derivative rules log while JAX transposes, for `with_logs` of a pullback."""
+
+fancy_transposes = ad.fancy_transposes
+"""Rules that take accumulators of cotangents."""
+
+
+def pulled_back(pullback: Any, cotangents: Any) -> tuple[Any, Logs]:
+    """What `jax.vjp` returned, of these cotangents, and the logs."""
+    if not hasattr(pullback, "with_logs"):  # before jax 0.12
+        return pullback(cotangents), {}
+    return pullback.with_logs(cotangents)
+
+
+def register_transpose(primitive: Any, rule: Callable[..., tuple[Sequence[Any], Logs]]) -> None:
+    """Register `rule(cotangents, sums, *operands, **params)`, which returns the cotangents of the
+    linear operands, and logs. `sums` are the contents of references in which the user accumulates
+    cotangents, to which the rule adds them; `None` for the others."""
+
+    def transpose(cotangents: Sequence[Any], *operands: Any, **params: Any) -> Logs:
+        # JAX calls the rule for zeros, too. For example, if only the gradient of a function is
+        # differentiated, the cotangent of its value is zero.
+        if all(map(is_zero, cotangents)):
+            return {}
+        references = _accumulators(operands)
+        sums = [None if x is None else x[...] for x in references]
+        linear = [
+            ad.UndefinedPrimal(x.aval) if isinstance(x, ad.GradAccum) else x for x in operands
+        ]
+        results, logs = rule(cotangents, sums, *linear, **params)
+        for x, reference, result in zip(operands, references, results, strict=True):
+            if reference is None:
+                if isinstance(x, ad.GradAccum):
+                    x.accum(result)
+            elif not (result is None or is_zero(result)):
+                reference[...] = result
+        return logs
+
+    fancy_transposes[primitive] = transpose
+
+
+def _accumulators(operands: Sequence[Any]) -> list[Any]:
+    """The reference in which the user accumulates the cotangent of each operand; `None` where there
+    is none, or of another type, or the same one for two operands."""
+    given = [x.ref if isinstance(x, ad.RefAccum) else None for x in operands]
+    referents = [None if x is None else id(core.get_referent(x)) for x in given]
+
+    def serves(x: Any, reference: Any, referent: int | None) -> bool:
+        if reference is None or referents.count(referent) > 1:
+            return False
+        types = x.aval, contents_type(jax.typeof(reference))
+        return len({t.update(weak_type=False) for t in types}) == 1
+
+    every = zip(operands, given, referents, strict=True)
+    return [ref if serves(x, ref, referent) else None for x, ref, referent in every]
 
 
 # Tables of rules

@@ -10,7 +10,13 @@ from jax.extend.core import Primitive, Var, primitives
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 
-from jax_revolve._compat.interpreters import Program, in_own_settings, register
+from jax_revolve._compat.interpreters import (
+    Program,
+    fancy_transposes,
+    in_own_settings,
+    register,
+    register_transpose,
+)
 from jax_revolve._compat.jaxprs import call_jaxpr, pruned
 from jax_revolve._compat.values import AbstractValue, is_zero
 
@@ -31,6 +37,7 @@ def new_primitive(
     batch: Callable[..., Any],
     jvp: Callable[..., Any] | None = None,
     transpose: Callable[..., Any] | None = None,
+    transpose_into: Callable[..., Any] | None = None,
     prune: Callable[..., "Part"] | None = None,
     known: Callable[..., "Part"] | None = None,
     keys: Callable[..., Sequence[Any]] | None = None,
@@ -43,7 +50,8 @@ def new_primitive(
 
     `implementation(*operands, **params)` is both run and lowered. `output_types(*avals, **params)`
     returns the types and the effects. `jvp(primals, tangents, **params)`, `batch(axis, operands,
-    dims, **params)` and `transpose(cotangents, *operands, **params)` are JAX's own rules.
+    dims, **params)` and `transpose(cotangents, *operands, **params)` are JAX's own rules, and
+    `transpose_into` that of `register_transpose`.
     `prune(used, **params)` returns which results to compute, given which are used, from which
     operands, with which parameters, and perhaps another primitive. `known(given, **params)` returns
     the same for the results that depend on given operands alone. `keys` and `interpret` are `keys`
@@ -86,6 +94,8 @@ def new_primitive(
         ad.primitive_jvps[primitive] = in_own_settings(jvp)
     if transpose is not None:
         ad.primitive_transposes[primitive] = partial(_transpose_nonzero, in_own_settings(transpose))
+    if transpose_into is not None:
+        register_transpose(primitive, in_own_settings(transpose_into))
     if prune is not None:
         pe.dce_rules[primitive] = partial(_remove_dead_code, prune)
     if known is not None:
@@ -167,7 +177,9 @@ def has_own_transpose(eqn: Any) -> bool:
     """Whether an equation is of a primitive that another library registered with JAX as linear. Its
     transpose may be anything, such as the approximate adjoint of a projection."""
     primitive = eqn.primitive
-    if primitive not in ad.primitive_transposes or primitive in _EXACT:
+    if primitive in _EXACT or not (
+        primitive in ad.primitive_transposes or primitive in fancy_transposes
+    ):
         return False
     is_exact = any(primitive is x for module in _libraries() for x in list(vars(module).values()))
     if is_exact:

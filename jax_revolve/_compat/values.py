@@ -47,6 +47,13 @@ add_cotangents = ad.add_jaxvals
 """The sum of two cotangents, as their dtype defines it."""
 
 
+def added(total: Any, value: Any) -> Any:
+    """The sum of two cotangents, either of which may be `None`."""
+    if total is None or value is None:
+        return value if total is None else total
+    return add_cotangents(total, value)
+
+
 def tangent_type(primal: Any) -> AbstractValue:
     return jax.typeof(primal).to_tangent_aval()
 

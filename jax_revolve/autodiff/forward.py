@@ -238,7 +238,8 @@ class ForwardSweep(SweepPrimitive):
             of_loop, first = aux.activity, sweep.loop.num_carry
             ys = spread(cts[first:], sweep.ys)
             of_results = [*pick(cts[:first], of_loop.carry), *pick(ys, of_loop.ys)]
-            return pull_back_loop(of_results, operands, saved, aux, of_loop)
+            nothing = [None] * sum(of_loop.operands)
+            return pull_back_loop(of_results, nothing, operands, saved, aux, of_loop)[0]
         of = lambda flat: self.products(sweep, flat, spread(cotangents, activity.results))  # noqa: E731
         return gradient_of(of, operands, activity.operands)
 
@@ -356,7 +357,8 @@ class ForwardSweep(SweepPrimitive):
         masks = pairs.activity.carry, pairs.activity.ys
         of_results = [*carry, *pick(carry_dot, masks[0]), *ys, *pick(ys_dot, masks[1])]
         of_results = pick(of_results, aux.activity.results)
-        found = pull_back_loop(of_results, inputs, arrays, aux, aux.activity)
+        nothing = [None] * sum(aux.activity.operands)
+        found, _ = pull_back_loop(of_results, nothing, inputs, arrays, aux, aux.activity)
         found = dict(zip(pick(places, aux.activity.operands), found, strict=True))
         chosen = pick([*enumerate(operands)], active.operands)
         return [found[i] if i in found else zeros(cotangent_type(x)) for i, x in chosen]

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_revolve._compat.functions import Batched, Flat, Mask, jvp_in
-from jax_revolve._compat.interpreters import at_this_line
+from jax_revolve._compat.interpreters import Logs, at_this_line
 from jax_revolve._compat.jaxprs import call_jaxpr
 from jax_revolve._compat.values import (
     is_symbolic,
@@ -254,17 +254,18 @@ class LoopPrimitive(Function):
         del function, operands
         return aux.needed
 
-    def vjp_bwd(
+    def vjp_bwd_into(
         self,
         cotangents: Flat,
+        sums: Flat,
         operands: Flat,
         saved: Flat,
         function: Loop,
         activity: Activity,
         aux: Sweep,
-    ) -> Flat:
+    ) -> tuple[Flat, Logs]:
         del function
-        return pull_back_loop(cotangents, operands, saved, aux, activity)
+        return pull_back_loop(cotangents, sums, operands, saved, aux, activity)
 
     def explicit(
         self, loop: Loop, activity: Activity, primals: Flat, tangents: Flat, /

@@ -10,16 +10,20 @@ This file has its rules for JAX: its derivative by loops (`_jvp_in_reverse`), an
 gradient is its derivative in reverse mode (`_products`). See `sweeps`.
 """
 
+from functools import partial
 from operator import gt
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jax_revolve._compat.functions import Active, Flat, Mask, jvp_in
+from jax_revolve._compat.functions import Active, Batched, Flat, Mask, jvp_in, jvp_of_nonzero
+from jax_revolve._compat.interpreters import Logs
 from jax_revolve._compat.jaxprs import call_jaxpr
 from jax_revolve._compat.memories import transfers_of
+from jax_revolve._compat.primitives import new_primitive
 from jax_revolve._compat.values import (
+    added,
     as_array,
     cotangent_type,
     instantiate,
@@ -32,6 +36,7 @@ from jax_revolve._compat.values import (
     zeros,
 )
 from jax_revolve.autodiff import check
+from jax_revolve.autodiff.batching import batch
 from jax_revolve.autodiff.derivatives import gradient_of, summed
 from jax_revolve.autodiff.sweeps import (
     Sweep,
@@ -53,15 +58,21 @@ from jax_revolve.step.linearized import (
     linearized,
     primal_loop,
 )
-from jax_revolve.step.loop import once, plan_of
+from jax_revolve.step.loop import is_inexact, once, plan_of
 from jax_revolve.step.reports import silenced
 
 
 def pull_back_loop(
-    cotangents: Flat, operands: Flat, arrays: Flat, aux: Sweep, activity: Activity
-) -> Flat:
-    """The pullback of a loop. Results without cotangents, such as a loss's auxiliary outputs, cost
-    nothing, and the code that computes them needs no reverse mode."""
+    cotangents: Flat,
+    sums: Flat,
+    operands: Flat,
+    arrays: Flat,
+    aux: Sweep,
+    activity: Activity,
+) -> tuple[Flat, Logs]:
+    """The pullback of a loop, added to `sums`, and what rules in it log. Results without
+    cotangents, such as a loss's auxiliary outputs, cost nothing, and the code that computes them
+    needs no reverse mode."""
     sweep, loop, checkpoints = aux, aux.loop, aux.unflatten(arrays)
     reached = find_reached(loop, activity, [not (ct is None or is_zero(ct)) for ct in cotangents])
     if reached != activity:
@@ -78,27 +89,39 @@ def pull_back_loop(
         [instantiate(ct) for ct in pick(carry, sweep.activity.carry)],
         [None if is_zero(ct) else ct for ct in pick(ys, sweep.activity.ys)],
     )
-    result = run_reverse_sweep(sweep, operands, checkpoints, cts)
-    return pick(spread(result, sweep.activity.operands), activity.operands)
+    sums = pick(spread(sums, activity.operands), sweep.activity.operands)
+    result, logs = run_reverse_sweep(sweep, operands, checkpoints, cts, sums)
+    return pick(spread(result, sweep.activity.operands), activity.operands), logs
 
 
-def run_reverse_sweep(forward: Sweep, operands: Flat, saved: Saved, cotangents: Cotangents) -> Flat:
+def run_reverse_sweep(
+    forward: Sweep, operands: Flat, saved: Saved, cotangents: Cotangents, sums: Flat = ()
+) -> tuple[Flat, Logs]:
     """The cotangents of the loop's active operands, from what its forward sweep saved and the
-    cotangents of its active results."""
+    cotangents of its active results, added to `sums`; and what rules in it log."""
     arrays, tree = jax.tree.flatten(saved)
     forward = silenced(forward)
     step = forward.linearized_step(forward.loop, forward.loop.operands(operands))
+    types = list(map(cotangent_type, pick(operands, forward.activity.operands)))
+    logs = jax.make_jaxpr(partial(step.zeros_of_logs, forward.loop.length))().out_avals
     sweep = forward._replace(
         rule_effects=frozenset(step.code.effects | step.transposed.effects),
         ys=tuple(ct is not None for ct in cotangents.ys),
         tapes=False,
         saved_tree=tree,
-        output_types=tuple(map(cotangent_type, pick(operands, forward.activity.operands))),
+        output_types=(*types, *logs),
         transfers=transfers_of(map(jax.typeof, arrays)),
         vmaps=(),
     )
     flat = [*operands, *arrays, *cotangents.carry, *pick(cotangents.ys, sweep.ys)]
-    return reverse_sweep_p.bind(*map(as_array, flat), function=sweep)
+    flat = list(map(as_array, flat))
+    mask = tuple(x is not None for x in sums)
+    if any(mask):
+        run = _apart_from if check.is_on() else reverse_sweep_into_p.bind
+        found = run(*flat, *pick(sums, mask), function=sweep, mask=mask)
+    else:
+        found = reverse_sweep_p.bind(*flat, function=sweep)
+    return found[: len(types)], jax.tree.unflatten(step.log_tree, found[len(types) :])
 
 
 def _tangent(value: Any, dot: Any) -> Any:
@@ -148,20 +171,28 @@ def _nested(sweep: Sweep, flat: Flat) -> Flat:
 
 class ReverseSweep(SweepPrimitive):
     def of_example(self, sweep: Sweep, /, *flat: Any) -> Flat:
+        return self.into(sweep, (), *flat)
+
+    def into(self, sweep: Sweep, mask: Mask, /, *flat: Any) -> Flat:
+        """The results, added to the last operands if the mask marks any."""
+
         def run(*flat: Any) -> Flat:
+            flat, sums = flat[: len(flat) - sum(mask)], flat[len(flat) - sum(mask) :]
             operands, arrays, cotangents = sweep.take_apart(flat)
+            totals = sweep.sums(spread(sums, mask)) if any(mask) else None
             steps, cts = sweep.steps(operands), sweep.cotangents(cotangents)
             plan = plan_of(sweep.loop)
             saved = sweep.unflatten(arrays)
             saved = saved.without_tape() if sweep.later or sweep.keeps_rules else saved
-            result = run_reverse(steps, plan, saved, cts)
+            result = run_reverse(steps, plan, saved, cts, totals)
             if check.is_on():
                 result = check.checked(steps, plan, cts, result, is_plain=not sweep.later)
             result = jax.tree.leaves(result)
             types = map(cotangent_type, pick(operands, sweep.activity.operands))
+            types = [*types, *steps.linearized.log_types]
             return list(map(with_weak_type, result, types))
 
-        key = ("reverse sweep", check.is_on(), sweep.saved_tree, *map(jax.typeof, flat))
+        key = ("reverse sweep", check.is_on(), mask, sweep.saved_tree, *map(jax.typeof, flat))
         trace = lambda: program_of(sweep, run, *flat)[0]  # noqa: E731
         return call_jaxpr(once(sweep.untraced, key, trace))(*flat)
 
@@ -172,9 +203,9 @@ class ReverseSweep(SweepPrimitive):
         primals, arrays, cts = sweep.take_apart(flat)
         saved = sweep.unflatten(arrays)
         along, _, cts_dot = sweep.take_apart(spread(tangents, mask))
-        if all(dot is None for dot in along):  # it is linear in the cotangents
+        if all(dot is None for dot in along) and not sweep.logs:  # it is linear in the cotangents
             dots = [_tangent(x, dot) for x, dot in zip(cts, cts_dot, strict=True)]
-            run = lambda cts: run_reverse_sweep(sweep, primals, saved, sweep.cotangents(cts))  # noqa: E731
+            run = lambda cts: run_reverse_sweep(sweep, primals, saved, sweep.cotangents(cts))[0]  # noqa: E731
             if sweep.is_read_once:  # a checkpoint file can be read only once
                 both = jax.vmap(run)([jnp.stack(pair) for pair in zip(cts, dots, strict=True)])
                 return [x[i] for i in range(2) for x in both]
@@ -201,7 +232,8 @@ class ReverseSweep(SweepPrimitive):
     def activity(self, sweep: Sweep, differentiated: Mask, /) -> Active:
         """Saved arrays have no tangents of their own: they are functions of the operands."""
         of_loop, _, of_cotangents = sweep.take_apart(differentiated)
-        return Active(differentiated, (any([*of_loop, *of_cotangents]),) * len(sweep.output_types))
+        is_any = any([*of_loop, *of_cotangents])
+        return Active(differentiated, tuple(is_any and is_inexact(t) for t in sweep.output_types))
 
     def with_tangents(self, sweep: Sweep, activity: Active, operands: Flat, /) -> Active:
         """All results have a tangent."""
@@ -221,6 +253,7 @@ class ReverseSweep(SweepPrimitive):
         del saved, aux
         of_loop, of_saved, of_cts = function.take_apart(activity.operands)
         mask = [*of_loop, *[False] * len(of_saved), *of_cts]
+        cotangents = spread(cotangents, activity.results)
         result = gradient_of(lambda flat: self.products(function, flat, cotangents), operands, mask)
         return pick(spread(result, mask), activity.operands)
 
@@ -255,4 +288,35 @@ class ReverseSweep(SweepPrimitive):
         return [True] * len(used), operands, {"function": function, "activity": activity}
 
 
-ReverseSweep(reverse_sweep_p)
+_REVERSE = ReverseSweep(reverse_sweep_p)
+
+
+def _into(*flat: Any, function: Sweep, mask: Mask) -> Flat:
+    return _REVERSE.into(function, mask, *flat)
+
+
+def _apart_from(*flat: Any, function: Sweep, mask: Mask) -> Flat:
+    """The same, added afterwards."""
+    flat, sums = flat[: len(flat) - sum(mask)], flat[len(flat) - sum(mask) :]
+    found = reverse_sweep_p.bind(*flat, function=function)
+    return [*map(added, spread(sums, mask), found), *found[len(mask) :]]
+
+
+def _batch_into(axis: Any, flat: Flat, dims: Flat, **params: Any) -> Batched:
+    return batch(axis, partial(_apart_from, **params), dims, *flat)
+
+
+def _jvp_of_into(primals: Flat, tangents: Flat, **params: Any) -> Any:
+    return jvp_of_nonzero(partial(_apart_from, **params), primals, tangents)
+
+
+reverse_sweep_into_p = new_primitive(
+    "checkpointed_loop_reverse_sweep_into",
+    implementation=_into,
+    output_types=lambda *_, function, mask: (function.output_types, function.effects),
+    batch=_batch_into,
+    jvp=_jvp_of_into,
+    has_dead_code=False,
+)
+"""A reverse sweep that adds to what `mask` marks, in place: the contents of references in which the
+user accumulates gradients."""

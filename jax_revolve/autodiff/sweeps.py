@@ -80,7 +80,7 @@ from jax_revolve.step.linearized import (
     primal_loop,
     watched,
 )
-from jax_revolve.step.loop import Loop, once
+from jax_revolve.step.loop import Loop, Operands, once
 from jax_revolve.step.steps import Steps
 
 loop_p, forward_sweep_p, reverse_sweep_p = map(
@@ -189,6 +189,18 @@ class Sweep(NamedTuple):
         carry = [every or stored for stored in self.restart]
         num_xs = len(self.activity.operands) - first - count
         return (*[True] * first, *carry, *[True] * num_xs)
+
+    @property
+    def logs(self) -> int:
+        """The number of arrays that rules log in the reverse sweep: its last results."""
+        return len(self.output_types) - sum(self.activity.operands)
+
+    def sums(self, flat: Flat) -> Operands:
+        """Values for the reverse sweep's results, by operands; `None` for logs."""
+        first = sum(self.activity.consts)
+        last = first + sum(self.activity.init)
+        of_xs = [*flat[last:], *[None] * self.logs]
+        return Operands(list(flat[:first]), list(flat[first:last]), of_xs)
 
     def take_apart(self, flat: Flat) -> tuple[list[Any], list[Any], list[Any]]:
         """The reverse sweep's operands, split into the loop's, saved arrays, and cotangents."""

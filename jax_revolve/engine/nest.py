@@ -39,7 +39,7 @@ from typing import Any
 
 import jax
 
-from jax_revolve._compat.values import pick, spread, zeros
+from jax_revolve._compat.values import added, pick, spread, zeros
 from jax_revolve.engine.blocks import Single, Tape
 from jax_revolve.engine.buffers import Saved, Taped, runs_the_last_block
 from jax_revolve.engine.every import Every
@@ -100,21 +100,29 @@ def tape_the_last_block(steps: Steps, plan: Plan, saved: Saved) -> Taped:
 # The reverse sweep
 
 
-def run_reverse(steps: Steps, plan: Plan, saved: Saved, cotangents: Cotangents) -> Operands:
-    """The cotangents of the active operands, from the active results' cotangents."""
+def run_reverse(
+    steps: Steps, plan: Plan, saved: Saved, cotangents: Cotangents, sums: Operands | None = None
+) -> Operands:
+    """The cotangents of the active operands, from the active results' cotangents, added to `sums`,
+    with `None` where there is nothing to add to. After those of the xs, what rules log."""
     operands, activity = steps.operands, steps.linearized.activity
     others = jax.tree.leaves((operands, cotangents))
+    nothing = zero_cotangents(operands.consts, activity.consts, others)
+    of_xs = steps.linearized.zeros_of_xs(operands.xs, steps.loop.length, others)
+    none = Operands(*([None] * n for n in (len(nothing), sum(activity.init), len(of_xs))))
+    sums = sums or none
     gradient = Operands(
-        consts=zero_cotangents(operands.consts, activity.consts, others),
+        consts=[z if x is None else x for z, x in zip(nothing, sums.consts, strict=True)],
         carry=cotangents.carry,
-        xs=zero_cotangents(operands.xs, activity.xs, others),
+        xs=[z if x is None else x for z, x in zip(of_xs, sums.xs, strict=True)],
     )
     is_while, size = steps.loop.condition is not None, plan.block_size
     total = saved.steps if is_while else plan.length
     is_last_run = runs_the_last_block(plan) and not is_while
     way, step = way_of(plan, is_while=is_while), taped_step(steps.linearized)
     advance = jax.jit(steps.advance)
-    through = lambda size: Pullback(step, steps, size, cotangents.ys)  # noqa: E731
+    is_sum = [x is not None for x in sums.xs]
+    through = lambda size: Pullback(step, steps, size, cotangents.ys, is_sum)  # noqa: E731
     kind, of_block = block_of(steps.loop, plan), saved.block
     if kind.tapes and is_last_run and of_block is None:
         of_block = tape_the_last_block(steps, plan, saved)
@@ -128,4 +136,5 @@ def run_reverse(steps: Steps, plan: Plan, saved: Saved, cotangents: Cotangents) 
     state: Any = way.begin(sweep, saved.way, gradient, work)
     state = way.reverse(sweep, 0, blocks, state)
     gradient = block.end(state.gradient, state.work)
-    return gradient._replace(carry=of_init(gradient.carry, activity))
+    carry = map(added, sums.carry, of_init(gradient.carry, activity))
+    return gradient._replace(carry=list(carry))

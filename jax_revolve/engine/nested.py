@@ -89,7 +89,7 @@ def pull_back_nested(steps: Steps, cotangents: Cotangents) -> Operands:
     ct_ys = [ct for ct in cotangents.ys if ct is not None]
     xs, ct_ys = jax.tree.map(in_blocks, (steps.operands.xs, ct_ys))
     inputs: _Inputs = xs, ct_ys, numbers[::order, ::order]
-    nest = _Nest(steps, [ct is not None for ct in cotangents.ys], missing > 0)
+    nest = _Nest(steps, [ct is not None for ct in cotangents.ys], size, missing > 0)
     _, starts = lax.scan(nest.advance_block, steps.operands.carry, inputs, reverse=loop.reverse)
     gradient = cotangents.carry, zero_cotangents(steps.operands.consts, activity.consts)
     (ct_carry, ct_consts), ct_xs = lax.scan(
@@ -101,12 +101,12 @@ def pull_back_nested(steps: Steps, cotangents: Cotangents) -> Operands:
 
 
 class _Nest:
-    def __init__(self, steps: Steps, given: list[bool], is_filled_up: bool) -> None:
+    def __init__(self, steps: Steps, given: list[bool], size: int, is_filled_up: bool) -> None:
         """`given` marks the ys with cotangents."""
         self._steps, self._linearized, self._given = steps, steps.linearized, given
         self._loop, code = steps.loop, steps.linearized.code
         self._results = with_outputs(code, code.jaxpr.outvars[: len(steps.linearized.results)])
-        self._is_filled_up = is_filled_up
+        self._size, self._is_filled_up = size, is_filled_up
 
     def _unless_over(
         self, number: jax.Array, carry: list[Any], run: Callable[[], T], otherwise: T
@@ -159,7 +159,7 @@ class _Nest:
                 reverse = not self._loop.reverse
                 return lax.scan(self._pull_back_step, gradient, (carries, inputs), reverse=reverse)
 
-            nothing = zero_cotangents(inputs[0], self._linearized.activity.xs)
+            nothing = self._linearized.zeros_of_xs(inputs[0], self._size)
             return self._unless_over(self._first(inputs), start, run, (gradient, nothing))
 
         return pull_back(gradient, *of_block)
@@ -177,7 +177,7 @@ class _Nest:
                 found = self._linearized.pull_back([*self._steps.shared, *carry, *x], cts)
                 return (found.carry, add(ct_consts, found.consts)), found.xs
 
-            nothing = zero_cotangents(x, self._linearized.activity.xs)
+            nothing = self._linearized.zeros_of_xs(x)
             return self._unless_over(number, carry, run, (gradient, nothing))
 
         return pull_back(gradient, *of_step)

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax import lax
 
+from jax_revolve._compat.interpreters import Logs
 from jax_revolve._compat.values import (
     as_array,
     is_traced,
@@ -66,11 +67,15 @@ def run(call: Problem) -> Results:
         results, pullback = _run_forward(call.gradient(whole(values), flags))
         return results, jax.tree_util.Partial(pullback.pull_back)  # without leaves
 
-    def backward(pull_back: Any, cotangents: Any) -> tuple[Operands]:
+    def backward(pull_back: Any, cotangents: Any) -> tuple[tuple[Operands], Logs]:
         _check_known(cotangents)
-        return (pull_back(*cotangents),)
+        found, logs = pull_back(*cotangents)
+        return (found,), logs
 
-    run.defvjp(forward, backward, symbolic_zeros=True)
+    if hasattr(run, "defvjp_with_logs"):
+        run.defvjp_with_logs(forward, backward, symbolic_zeros=True)
+    else:  # before jax 0.12
+        run.defvjp(forward, lambda *args: backward(*args)[0], symbolic_zeros=True)
     xs = [None if m else x for x, m in zip(operands.xs, in_memory, strict=True)]
     reverse_only = lambda x: _reverse_only(x) if is_inexact(jax.typeof(x)) else x  # noqa: E731
     return run(jax.tree.map(reverse_only, operands._replace(xs=xs)))
@@ -88,8 +93,9 @@ class _Pullback:
     left: Position | None
     is_pulled_back: bool = False
 
-    def pull_back(self, ct_carry: Values, ct_ys: Values) -> Operands:
-        """The cotangents of the operands, `None` for those that are not differentiated."""
+    def pull_back(self, ct_carry: Values, ct_ys: Values) -> tuple[Operands, Logs]:
+        """The cotangents of the operands, `None` for those that are not differentiated, and what
+        derivative rules log."""
         problem, operands, activity = (
             self.problem,
             self.problem.operands,
@@ -102,7 +108,7 @@ class _Pullback:
         cotangents = Cotangents(
             list(map(_like, pick(ct_carry, activity.carry), pick(operands.carry, activity.carry))),
             list(map(_zeros_like, pick(operands.consts, activity.consts))),
-            Rows(problem.length, pick(xs, mask)),
+            Rows(problem.length, [*pick(xs, mask), *problem.step.log_types]),
             [None if is_zero(ct) else ct for ct in pick(ct_ys, activity.ys)],
         )
         if self.directory is None or not self._pull_back_saved(self.directory, cotangents):
@@ -111,12 +117,15 @@ class _Pullback:
                 position = Position(carry=problem.operands.carry)
                 sweep(problem, position, Rows(0, [], lambda *_: None), self.watch, keep)
             sweep(problem, position, cotangents, self.watch, keep)
-        xs = map(put, cotangents.xs.result(), map(sharding_of, pick(operands.xs, mask)))
-        return Operands(
+        rows = cotangents.xs.result()
+        count = sum(mask)
+        xs = map(put, rows[:count], map(sharding_of, pick(operands.xs, mask)))
+        found = Operands(
             spread(cotangents.consts, activity.consts),
             spread(of_init(cotangents.carry, activity), activity.init),
             spread(list(xs), mask),
         )
+        return found, jax.tree.unflatten(problem.step.log_tree, rows[count:])
 
     def _pull_back_saved(self, directory: RunDirectory, cotangents: Cotangents) -> bool:
         """The reverse sweep of a saved run; false if the directory cannot serve this pullback."""

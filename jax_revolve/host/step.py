@@ -21,6 +21,7 @@ class CompiledStep:
     def __init__(self, loop: Loop, inputs: Operands, activity: Activity | None) -> None:
         """`inputs` has a slice of the xs."""
         self._loop = loop
+        self.log_tree: Any = None
         self.activity: Any = activity
         """The activity; `None` for a step without a pullback."""
         carry, step = list(map(sharding_of, inputs.carry)), loop.step
@@ -41,6 +42,8 @@ class CompiledStep:
                 _cotangent_types(map(jax.typeof, inputs.consts), places, activity.consts),
             )
             lowered.append(self.pull.lower(inputs, *cotangents))
+            self.log_types = self._linearized.log_types
+            self.log_tree = self._linearized.log_tree
         self.text = digest(*(program.as_text() for program in lowered))
         """The digest of the programs."""
         self.calls = [call for program in lowered for call in python_calls(program)]
@@ -50,7 +53,8 @@ class CompiledStep:
         return self._loop.results(self._linearized.advance([*consts, *consts, *carry, *carry, *x]))
 
     def _pull(self, inputs: Operands, ct_carry: Values, ct_y: Values, ct_consts: Values) -> Any:
-        """The cotangents before a step: of the active consts so far, carries, and slices of xs."""
+        """The cotangents before a step: of the active consts so far, carries, and slices of xs, and
+        what rules log."""
         _, y = self._loop.results(self._loop.jaxpr.out_avals)
         pairs = zip(ct_y, pick(y, self.activity.ys), strict=True)
         # The ys are in the host's memory, so their cotangents are on no mesh.
@@ -81,7 +85,8 @@ def compiled_step(loop: Loop, inputs: Operands, activity: Activity | None = None
     """
     step = CompiledStep(loop, inputs, activity)
     placed = tuple(map(sharding_of, (*inputs.consts, *inputs.carry)))
-    key = step.text, tuple(map(_identity, step.calls)), placed, inputs.types, activity
+    calls = tuple(map(_identity, step.calls))
+    key = step.text, calls, placed, inputs.types, activity, step.log_tree
     step = _known.pop(key, step)
     _known[key] = step
     for oldest in list(_known)[:-MOST_KNOWN]:

@@ -7,8 +7,10 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
+from jax_revolve._compat.interpreters import pulled_back
 from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, name_of, pruned
 from jax_revolve._compat.primitives import has_own_transpose
 from jax_revolve._compat.values import (
@@ -201,6 +203,26 @@ def watched(found: list[bool]) -> Any:
 # The linearized step
 
 
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class Unlogged:
+    """What a rule logs in the steps of a while loop: an error, once it is used. The rule does not
+    know whether anybody asks for its logs."""
+
+    name: str
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError(str(self))
+
+    __array__ = __jax_array__ = __getitem__ = __iter__ = _refuse
+
+    def __repr__(self) -> str:
+        return (
+            f"with_logs cannot give {self.name!r} of the steps of a while loop, whose number is "
+            "not known when it is traced: log in a scan, or outside the loop."
+        )
+
+
 class Cotangents(NamedTuple):
     """Cotangents of a loop's active carries and ys, with `None` for a y whose cotangent is zero at
     every step."""
@@ -256,6 +278,7 @@ class Linearized:
     """The ys that the inverse reads."""
     traced: Activity
     """What the trace differentiates. Cotangents may reach only a part of it, `activity`."""
+    is_while: bool
     derived: dict[Hashable, Any] = field(default_factory=dict)
     """A cache for what other rooms derive from it."""
 
@@ -287,36 +310,69 @@ class Linearized:
         """A step's results, from the inputs of `closed`."""
         return with_outputs(self.closed, self.results)
 
-    @cached_property
+    @property
     def transposed(self) -> ClosedJaxpr:
-        """The cotangents of the active consts, carry and xs, from the residuals and the cotangents
-        of the active results. Raises JAX's error if a part of the step has no reverse mode."""
+        """The cotangents of the active consts, carry and xs, then logs, from the residuals and the
+        cotangents of the active results. Raises JAX's error if a part of the step has no reverse
+        mode."""
+        return self._transposition[0]
 
+    @property
+    def log_tree(self) -> Any:
+        """The structure of what derivative rules in the step log, as `with_logs` returns it."""
+        return self._transposition[1]
+
+    @property
+    def log_types(self) -> list[AbstractValue]:
+        types = self.transposed.out_avals
+        return types[len(types) - self.log_tree.num_leaves :]
+
+    def zeros_of_logs(self, length: int | None = None) -> list[Any]:
+        """Zeros for the logs of a step, or of so many."""
+        shape = () if length is None else (length,)
+        return [jnp.broadcast_to(z, (*shape, *z.shape)) for z in map(zeros, self.log_types)]
+
+    def zeros_of_xs(
+        self, xs: list[Any], length: int | None = None, others: list[Any] | None = None
+    ) -> list[Any]:
+        """Zero cotangents of the active xs, or of a slice, and zeros for logs."""
+        return [*zero_cotangents(xs, self.activity.xs, others), *self.zeros_of_logs(length)]
+
+    @cached_property
+    def _transposition(self) -> tuple[ClosedJaxpr, Any]:
         num_consts, reached = (len(self.shared) - len(self.carry)) // 2, self._reached
         inputs = Operands(self.shared[:num_consts], self.carry, self.x)
         masks = (self.activity.consts, self.activity.carry, self.activity.xs)
         wanted = [v.aval.to_ct_aval().dtype for vs in map(pick, inputs, masks) for v in vs]
 
+        trees: list[Any] = []
+
         def pull_back(residuals: list[Any], cts: list[Any]) -> list[Any]:
             pairs = zip(spread(cts, reached.results), self._types, strict=True)
             # Zeros that are not symbolic could be multiplied by infinity.
             cts = [symbolic_zero(t) if ct is None else ct for ct, t in pairs]
-            parts = jax.tree.unflatten(self._pullback, residuals)(cts)
+            parts, logs = pulled_back(jax.tree.unflatten(self._pullback, residuals), cts)
+            if self.is_while:
+                logs = {key: Unlogged(key) for key in logs}
+            logged, tree = jax.tree.flatten(logs)
+            trees.append(tree)
             parts = map(pick, parts, (reached.consts, reached.carry, reached.xs))
             # JAX lets a user's rule return another dtype.
             pairs = zip((x for part in parts for x in part), wanted, strict=True)
-            return [
+            found = [
                 as_array(x) if jax.typeof(x).dtype == t else lax.convert_element_type(x, t)
                 for x, t in pairs
             ]
+            return [*found, *map(as_array, logged)]
 
         made = jax.make_jaxpr(pull_back)([v.aval for v in self.residuals], self.types)
         for residuals in self._later:
             made = primal_half(made, [*residuals, *(True for _ in self.types)])
-        return made
+        return made, trees[0]
 
     def pull_back(self, inputs: Sequence[Any], cotangents: Cotangents) -> Operands:
-        """The cotangents of the active consts, carry and x of a step, from the inputs of `code`."""
+        """The cotangents of the active consts, carry and x of a step, and after those of x what its
+        rules log, from the inputs of `code`."""
         residuals = call_jaxpr(self.code)(*inputs)[len(self.results) :]
         flat = call_jaxpr(self.transposed)(*residuals, *cotangents.filled(self.types))
         first = sum(self.activity.consts)
@@ -387,6 +443,7 @@ def linearized(
             [mask[num_results:] for mask in of_residuals],
             *_restart(loop, inlined(code), num_shared),
             activity,
+            loop.condition is not None,
         )
 
     key = ("linearized", activity, tuple(later), is_mapped, keeps_rules, operands.types)

@@ -24,7 +24,7 @@ def test_a_check_of_each_reverse_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
 
     run = lambda: jax.grad(loss)(jnp.ones(2))  # noqa: E731
     run()
-    right = Linearized.__dict__["transposed"].func
+    right = Linearized.__dict__["transposed"].fget
 
     def wrong(step: Linearized) -> Any:
         closed = right(step)

@@ -286,3 +286,83 @@ def test_rules_that_are_methods_stay(where: str) -> None:
         vjp_fwd, vjp_bwd_retval = hijax.vjp_from_jvp
 
     test_derivative_rules_stay(where, lambda x: Rounded(jax.typeof(x))(x))
+
+
+def weights(scan: Any, dtype: Any = jnp.float32) -> Any:
+    """Gradients of stacked weights, and of a shared one, of several microbatches."""
+    n, layers = 64, 12
+    stacked = jnp.asarray(np.random.default_rng(0).normal(size=(layers, n, n)), dtype) / n**0.5
+    batches = jnp.linspace(0.1, 1.0, 3 * n, dtype=dtype).reshape(3, n)
+
+    def loss(x: Any, weights: Any, shared: Any) -> Any:
+        return jnp.sum(scan(lambda c, w: (jnp.tanh(w @ c) * shared, None), x, weights)[0] ** 2)
+
+    def run(stacked: Any, shared: Any, batches: Any) -> Any:
+        sums = jax.new_ref(jnp.ones_like(stacked)), jax.new_ref(shared)
+
+        def microbatch(_: Any, x: Any) -> Any:
+            pullback: Any
+            value, pullback = jax.vjp(partial(loss, x), stacked, shared)
+            pullback.with_refs(*sums)(jnp.ones_like(value))
+            return None, None
+
+        lax.scan(microbatch, None, batches)
+        return [x[...] for x in sums]
+
+    return run, (stacked, jnp.ones(n, dtype), batches)
+
+
+@pytest.mark.parametrize(
+    "scan", [checkpointed_scan, CHECKPOINTED, partial(checkpointed_scan, block_size=3)]
+)
+def test_gradients_are_accumulated_in_place(scan: Any) -> None:
+    """Without a second array of all weights."""
+    run, inputs = weights(scan)
+    compiled = jax.jit(run).lower(*inputs).compile()
+    jax.tree.map(
+        partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6),
+        compiled(*inputs),
+        jax.jit(weights(lax.scan)[0])(*inputs),
+    )
+    memory = compiled.memory_analysis()
+    assert memory is not None
+    assert memory.temp_size_in_bytes < inputs[0].nbytes / 4
+
+
+def accumulated(scan: Any, a: Any, xs: Any) -> Any:
+    sums = jax.new_ref(jnp.sin(a)), jax.new_ref(jnp.cos(xs))
+    fun = lambda a, xs: scan(lambda u, x: (jnp.tanh(a * u + x), u), a, xs)[0]  # noqa: E731
+    pullback: Any
+    value, pullback = jax.vjp(fun, a, xs)
+    pullback.with_refs(*sums)(jnp.ones_like(value))
+    return [x[...] for x in sums]
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda run: jax.jvp(run, (A, XS), (A, XS)),
+        pytest.param(
+            lambda run: jax.grad(lambda *at: jnp.sum(jnp.sin(run(*at)[1])), (0, 1))(A, XS),
+            marks=pytest.mark.skipif(
+                jax.__version_info__ < (0, 12), reason="jax.lax has no second derivative here"
+            ),
+        ),
+    ],
+    ids=["jvp", "grad"],
+)
+def test_what_is_accumulated_has_derivatives(transform: Any) -> None:
+    jax.tree.map(
+        partial(np.testing.assert_allclose, rtol=1e-10),
+        transform(partial(accumulated, CHECKPOINTED)),
+        transform(partial(accumulated, lax.scan)),
+    )
+
+
+def test_what_is_accumulated_has_examples() -> None:
+    """`jax.vmap` of `lax.scan` refuses such references."""
+    both = jnp.stack([A, 2 * A])
+    found = jax.vmap(partial(accumulated, CHECKPOINTED), (0, None))(both, XS)
+    expected = zip(*(accumulated(lax.scan, a, XS) for a in both), strict=True)
+    for x, each in zip(found, expected, strict=True):
+        np.testing.assert_allclose(x, jnp.stack(each), rtol=1e-10)

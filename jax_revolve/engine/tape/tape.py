@@ -21,7 +21,15 @@ import numpy as np
 from jax import lax
 
 from jax_revolve._compat.jaxprs import ClosedJaxpr, is_literal
-from jax_revolve._compat.values import AbstractValue, bytes_of, pick, substitute, zeros
+from jax_revolve._compat.values import (
+    AbstractValue,
+    added,
+    bytes_of,
+    pick,
+    spread,
+    substitute,
+    zeros,
+)
 from jax_revolve.engine.tape.cut import Cut, best_cut, cut_at, uncut
 from jax_revolve.engine.tape.weight_gradients import WeightGradients
 from jax_revolve.jaxprs.parts import part_of, with_outputs
@@ -166,11 +174,19 @@ class TapedStep:
 
 
 class Pullback:
-    """Transposes taped steps, given the cotangents of the ys."""
+    """Transposes taped steps, given the cotangents of the ys, and to which cotangents of xs those
+    of a step are added."""
 
-    def __init__(self, step: TapedStep, steps: Steps, block_size: int, ct_ys: list[Any]) -> None:
+    def __init__(
+        self,
+        step: TapedStep,
+        steps: Steps,
+        block_size: int,
+        ct_ys: list[Any],
+        is_sum: Sequence[bool],
+    ) -> None:
         self._step, self._steps, self._size = step, steps, block_size
-        self._ct_ys = ct_ys
+        self._ct_ys, self._is_sum = ct_ys, is_sum
         self._weights = weights = step.weight_gradients
         # In a block of one step, nothing is deferred.
         self._deferred = [block_size > 1 and deferred for deferred in weights.deferred]
@@ -235,10 +251,11 @@ class Pullback:
         now = [not deferred for deferred in self._deferred]
         first, first_x = sum(now), sum(now) + len(gradient.carry)
         consts = add(pick(gradient.consts, now), flat[:first])
+        sums = read(spread(pick(gradient.xs, self._is_sum), self._is_sum), at)
         before = Operands(
             consts=substitute(gradient.consts, now, consts),
             carry=flat[first:first_x],
-            xs=write(gradient.xs, flat[first_x:], at),
+            xs=write(gradient.xs, list(map(added, sums, flat[first_x:])), at),
         )
         return before, new
 
