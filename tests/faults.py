@@ -87,7 +87,7 @@ a weight gets the cotangent of the first step alone: parity/test_parity.py -k re
 + consts=substitute(gradient.consts, now, flat[:first]),
 
 the cotangents of xs are forgotten: parity/test_parity.py -k recurrent-grad-plain
-- xs=write(gradient.xs, flat[first_x:], at),
+- xs=write(gradient.xs, list(map(added, sums, flat[first_x:])), at),
 + xs=gradient.xs,
 
 the batch of a product is forgotten where it is added up over a block: engine/test_blocks.py -k per_example

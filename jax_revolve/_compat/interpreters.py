@@ -122,6 +122,9 @@ Logs: TypeAlias = dict[Any, Any]
 fancy_transposes = ad.fancy_transposes
 """Rules that take accumulators of cotangents."""
 
+linearizations = ad.primitive_linearizations
+"""Rules that linearize, in place of those for forward mode."""
+
 
 def pulled_back(pullback: Any, cotangents: Any) -> tuple[Any, Logs]:
     """What `jax.vjp` returned, of these cotangents, and the logs."""

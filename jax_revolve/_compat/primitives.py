@@ -14,6 +14,7 @@ from jax_revolve._compat.interpreters import (
     Program,
     fancy_transposes,
     in_own_settings,
+    linearizations,
     register,
     register_transpose,
 )
@@ -176,10 +177,18 @@ def _remove_dead_code(
 def has_own_transpose(eqn: Any) -> bool:
     """Whether an equation is of a primitive that another library registered with JAX as linear. Its
     transpose may be anything, such as the approximate adjoint of a projection."""
-    primitive = eqn.primitive
-    if primitive in _EXACT or not (
-        primitive in ad.primitive_transposes or primitive in fancy_transposes
-    ):
+    return _is_in(eqn.primitive, ad.primitive_transposes, fancy_transposes)
+
+
+def has_own_linearization(eqn: Any) -> bool:
+    """Whether an equation is of a primitive that another library registered with JAX with a rule
+    for reverse mode. It may have none for forward mode."""
+    return _is_in(eqn.primitive, linearizations)
+
+
+def _is_in(primitive: Any, *tables: Any) -> bool:
+    """Whether another library registered a primitive in one of JAX's tables."""
+    if primitive in _EXACT or not any(primitive in table for table in tables):
         return False
     is_exact = any(primitive is x for module in _libraries() for x in list(vars(module).values()))
     if is_exact:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_revolve._compat.jaxprs import ClosedJaxpr, is_high, name_of
+from jax_revolve._compat.primitives import has_own_linearization
 from jax_revolve._compat.values import varying_axes
 from jax_revolve.jaxprs.walk import any_equation, function_of
 
@@ -91,9 +92,11 @@ def has_rule(eqn: Any) -> bool:
 
 
 def has_methods(eqn: Any) -> bool:
-    """Whether an equation is an object with methods for forward and reverse mode, either of which
-    may be missing or differ from the other, and has a derivative."""
-    with_one_rule = ("custom_jvp_call", "remat2")
-    if not is_high(eqn) or name_of(eqn) in with_one_rule:
-        return False
-    return any(jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in eqn.outvars)
+    """Whether an equation has rules for forward and reverse mode, either of which may be missing or
+    differ from the other, and a derivative: an object with methods, or a primitive of another
+    library."""
+    if is_high(eqn):
+        is_found = name_of(eqn) not in ("custom_jvp_call", "remat2")  # these have one rule
+    else:
+        is_found = has_own_linearization(eqn)
+    return is_found and any(jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in eqn.outvars)

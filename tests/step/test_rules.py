@@ -18,6 +18,7 @@ from jax.interpreters import ad, batching, mlir
 from support.oracles import assert_close
 
 from jax_revolve import Disk, HostMemory, bounded_while_loop, checkpointed_scan
+from jax_revolve._compat.interpreters import linearizations
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
@@ -135,6 +136,21 @@ def few_iterations(a: Any) -> Any:
 scaled = jax.custom_jvp(jnp.sin)
 scaled.defjvp(lambda xs, ts: (jnp.sin(xs[0]), 1.1 * jnp.roll(jnp.cos(xs[0]), 1) * ts[0]))
 
+linearized_p = Primitive("linearized")
+linearized_p.def_impl(jnp.sin)
+linearized_p.def_abstract_eval(lambda x: x)
+mlir.register_lowering(linearized_p, mlir.lower_fun(jnp.sin, multiple_results=False))
+batching.defvectorized(linearized_p)
+
+
+def _linearization(_: bool, nonzero: Any, x: Any) -> Any:
+    run = lambda cos, _, t: t * cos  # noqa: E731
+    return 1.1 * jnp.sin(x), nonzero[0], jnp.cos(x), None, run
+
+
+linearizations[linearized_p] = _linearization
+
+
 WORDS: dict[str, Callable[[Any], Any]] = {
     "fr": jax.hessian,
     "rr": lambda f: jax.jacrev(jax.grad(f)),
@@ -160,6 +176,22 @@ def test_a_rule_that_is_no_derivative(word: str, name: str, scan: Any) -> None:
     equal(ours, theirs)
     if word == "fr" or (word == "rr" and rule is not unmatched):
         assert not np.allclose(theirs, theirs.T, rtol=1e-4)
+
+
+@pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="such rules have other arguments here")
+@pytest.mark.parametrize("scan", [checkpointed_scan, partial(checkpointed_scan, checkpoints=2)])
+def test_a_primitive_with_a_rule_for_reverse_mode_alone(scan: Any) -> None:
+    """Its value is the rule's, too."""
+    of_lax, ours = (partial(total, linearized_p.bind, s) for s in (lax.scan, scan))
+    equal(jax.value_and_grad(ours)(X), jax.value_and_grad(of_lax)(X))
+    equal(ours(X), of_lax(X))
+    batch = jnp.stack([X, 2 * X])
+    equal(jax.vmap(jax.grad(ours))(batch), jax.vmap(jax.grad(of_lax))(batch))
+    twice = [jax.grad(lambda x, f=f: jnp.sum(jnp.sin(jax.grad(f)(x))))(X) for f in (ours, of_lax)]
+    equal(*twice)
+    for each in (ours, of_lax):
+        with pytest.raises(NotImplementedError, match="Differentiation rule for 'linearized'"):
+            jax.jvp(each, (X,), (X,))
 
 
 OF_WHAT: dict[str, Callable[[Any], Any]] = {

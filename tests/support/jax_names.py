@@ -61,8 +61,10 @@ NAMES = (
     Names("jax._src.effects: JaxprInputEffect", "nothing public tells effects on operands"),
     Names("jax._src.state.discharge: discharge_state", "no public function makes jaxprs pure"),
     Names(
-        "jax._src.interpreters.ad: GradAccum RefAccum UndefinedPrimal fancy_transposes",
-        "only such a rule may log, and add to references in place",
+        "jax._src.interpreters.ad: GradAccum RefAccum UndefinedPrimal fancy_transposes "
+        "primitive_linearizations",
+        "only such a rule may log, and add to references in place; a primitive may have one for "
+        "reverse mode alone",
     ),
     Names("jax._src.core: get_referent", "nothing public tells whether two references are one"),
     Names(
