@@ -38,6 +38,7 @@ from jax_revolve.jaxprs.parts import (
 from jax_revolve.jaxprs.walk import any_equation, function_of, has_equation
 from jax_revolve.step.examples import linearizable
 from jax_revolve.step.loop import Loop, Mask, Operands, is_inexact, once, with_layout
+from jax_revolve.step.references import without_own_references
 from jax_revolve.step.reports import silenced
 from jax_revolve.storage.buffers import read, zeros_among
 
@@ -144,7 +145,7 @@ def pushed(jaxpr: ClosedJaxpr, active: Sequence[bool]) -> Pushed:
         return [*results, *pick(dots, found)]
 
     dots = [t.to_tangent_aval() for t in pick(jaxpr.in_avals, active)]
-    closed = jax.make_jaxpr(derivative)(jaxpr.in_avals, dots)
+    closed = without_own_references(jax.make_jaxpr(derivative)(jaxpr.in_avals, dots))
     return Pushed(closed, found, by_methods or any_equation(closed, _is_opaque))
 
 
@@ -366,6 +367,7 @@ class Linearized:
             return [*found, *map(as_array, logged)]
 
         made = jax.make_jaxpr(pull_back)([v.aval for v in self.residuals], self.types)
+        made = without_own_references(made)
         for residuals in self._later:
             made = primal_half(made, [*residuals, *(True for _ in self.types)])
         return made, trees[0]
@@ -416,6 +418,7 @@ def linearized(
         loop = loop._replace(jaxpr=recomputed_outside(loop.jaxpr))
         consts, carry, xs = with_layout(loop, operands)
         code = jax.make_jaxpr(run)(consts, consts, carry, carry, read(xs, 0))
+        code = without_own_references(code)
         num_results, of_residuals = len(loop.output_types), []
         half = primal_loop(loop, activity) if later else loop
         for mask in later:
@@ -489,7 +492,7 @@ def primal_half(jaxpr: ClosedJaxpr, active: Sequence[bool]) -> ClosedJaxpr:
         # `equinox.internal.nondifferentiable`. The residuals are unused, so they are dead code.
         return jax.vjp(run, pick(inputs, active), has_aux=True)[2]
 
-    return without_dead_code(jax.make_jaxpr(half)(*jaxpr.in_avals))
+    return without_dead_code(without_own_references(jax.make_jaxpr(half)(*jaxpr.in_avals)))
 
 
 def primal_loop(loop: Loop, activity: Activity) -> Loop:

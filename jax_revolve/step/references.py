@@ -29,7 +29,7 @@ from jax_revolve.jaxprs.walk import any_equation, changed, inner_programs
 from jax_revolve.step.loop import Loop
 
 
-class NotPure(Exception):
+class NotPure(NotImplementedError):
     """Says why a loop is not a function of arrays and contents of references."""
 
 
@@ -119,11 +119,7 @@ class _Pure:
         effects: Any = closed.effects
         changed = {e.input for e in effects if is_reference_effect(e, written=True)}
         self.written = {id(x) for x, v in zip(operands, invars, strict=True) if v in changed}
-        try:
-            pure = discharged(_with_each(closed, _hidden), are_references)
-        except NotImplementedError as error:  # of a primitive, such as a call of a kernel
-            raise NotPure(f"its mutable references cannot be discharged: {error}") from error
-        self.pure = _with_each(pure, _shown)
+        self.pure = _with_contents(closed, are_references)
 
     def __call__(self, inputs: Sequence[Any]) -> tuple[list[Any], dict[int, Any]]:
         """The results, and the contents of each reference afterwards."""
@@ -142,7 +138,7 @@ def _check(equation: Loop, operands: Sequence[Any]) -> None:
             raise NotPure(f"it has the effect {effect} on an operand")
 
     def has_rule(eqn: Any) -> bool:
-        return _has_own_rule(eqn) and uses_references(eqn)
+        return _has_own_rule(eqn) and _is_given_references(eqn)
 
     if any_equation(equation.jaxpr, has_rule):
         # The rule may write to them in the reverse pass, which discharging would drop.
@@ -151,12 +147,34 @@ def _check(equation: Loop, operands: Sequence[Any]) -> None:
 
 def uses_references(eqn: Any) -> bool:
     """Whether an equation reads, writes, makes or passes on references."""
-    has_some = any(is_reference(v.aval) for v in (*eqn.invars, *eqn.outvars))
-    return has_some or any(map(is_reference_effect, eqn.effects))
+    return _is_given_references(eqn) or any(map(is_reference_effect, eqn.effects))
+
+
+def _is_given_references(eqn: Any) -> bool:
+    """Whether references from outside an equation are used in it."""
+    return any(is_reference(v.aval) for v in (*eqn.invars, *eqn.outvars))
+
+
+def without_own_references(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """The jaxpr with values in place of the references that are made in it: nobody else sees them.
+    It may be of derivative rules, which make references when they are applied."""
+    if not any(map(is_reference_effect, closed.effects)):
+        return closed
+    return _with_contents(closed, [False] * len(closed.in_avals))
+
+
+def _with_contents(closed: ClosedJaxpr, which: Sequence[bool]) -> ClosedJaxpr:
+    """The jaxpr with contents in place of these references, and of those that are made in it."""
+    try:
+        pure = discharged(_with_each(closed, _hidden), which)
+    except NotImplementedError as error:  # of a primitive, such as a call of a kernel
+        raise NotPure(f"its mutable references cannot be discharged: {error}") from error
+    return _with_each(pure, _shown)
 
 
 # JAX discharges references after all transformations, and drops derivative rules on the way. So we
-# hide all equations without references in equations of an unknown primitive.
+# hide all equations without references in equations of an unknown primitive. A function with a rule
+# may make references of its own: then it is hidden without them.
 
 _hidden_p = Primitive("hidden")
 _hidden_p.multiple_results = True
@@ -175,7 +193,13 @@ def _has_own_rule(eqn: Any) -> bool:
 
 def _hidden(eqn: Any) -> Any:
     if uses_references(eqn):
-        return eqn
+        if not _has_own_rule(eqn) or _is_given_references(eqn):
+            return eqn
+        new = changed(eqn, lambda _, inner: without_own_references(inner))
+        if new is eqn:
+            raise NotPure("an object in it that has rules of its own makes mutable references")
+        effects = (e for e in eqn.effects if not is_reference_effect(e))
+        eqn = new.replace(effects=frozenset(effects))
     return eqn.replace(primitive=_hidden_p, params={"hidden": eqn})
 
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from support.calls import option
 from support.oracles import assert_like_lax
 
 from jax_revolve import (
@@ -286,6 +287,64 @@ def test_rules_that_are_methods_stay(where: str) -> None:
         vjp_fwd, vjp_bwd_retval = hijax.vjp_from_jvp
 
     test_derivative_rules_stay(where, lambda x: Rounded(jax.typeof(x))(x))
+
+
+def sines(x: Any) -> Any:
+    """A reference that nobody else sees."""
+    own = jax.new_ref(x)
+    own[...] = jnp.sin(own[...]) * 2
+    return jax.freeze(own)
+
+
+in_reverse = jax.custom_vjp(sines)
+in_reverse.defvjp(lambda x: (sines(x), x), lambda x, ct: (sines(ct) * jnp.cos(x),))
+in_forward = jax.custom_jvp(sines)
+in_forward.defjvp(lambda xs, ts: (sines(*xs), 3 * sines(*xs) * ts[0]))
+
+OWN: dict[str, Any] = {
+    "reverse": in_reverse,
+    "forward": in_forward,
+    "jit": jax.jit(in_reverse),
+    "checkpoint": jax.checkpoint(in_reverse),
+    "branch": lambda x: lax.cond(x > 0, in_reverse, sines, x),
+    "scan": partial(INSIDE["scan"], in_reverse),
+    "fori_loop": partial(INSIDE["fori_loop"], in_forward),
+    "checkpointed_scan": partial(INSIDE["checkpointed_scan"], in_reverse),
+}
+
+
+@pytest.mark.parametrize("function", OWN.values(), ids=OWN)
+def test_references_of_a_rule_that_are_its_own(function: Any) -> None:
+    """They were counted as used. The loop has checkpoints, or this would raise an error."""
+
+    def run(scan: Any, x: Any) -> Any:
+        return scan(lambda u, _: (0.9 * function(u), None), x, length=5)[0]
+
+    ours, of_lax = partial(run, CHECKPOINTED), partial(run, lax.scan)
+    np.testing.assert_allclose(ours(A), jax.vjp(of_lax, A)[0], rtol=1e-12)
+    np.testing.assert_allclose(jax.grad(ours)(A), jax.grad(of_lax)(A), rtol=1e-12)
+    if function is in_reverse:
+        both = jnp.stack([A, 2 * A])
+        found = jax.vmap(jax.grad(ours))(both)
+        np.testing.assert_allclose(found, [jax.grad(of_lax)(a) for a in both], rtol=1e-12)
+
+
+@pytest.mark.parametrize("function", [in_reverse, in_forward])
+def test_second_derivatives_of_such_a_rule(function: Any) -> None:
+    def twice(scan: Any, x: Any) -> Any:
+        run = lambda x: scan(lambda u, _: (0.9 * function(u), None), x, length=5)[0]  # noqa: E731
+        return jax.grad(lambda x: jnp.sin(jax.grad(run)(x)))(x)
+
+    np.testing.assert_allclose(twice(CHECKPOINTED, A), twice(lax.scan, A), rtol=1e-12)
+
+
+@pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="its effects are none here")
+def test_such_a_rule_as_an_object_is_as_in_lax() -> None:
+    with option("jax_custom_vjp3"):
+        run = lambda scan, x: scan(lambda u, _: (in_reverse(u), None), x, length=3)[0]  # noqa: E731
+        with pytest.warns(UserWarning, match="an object in it that has rules of its own makes mut"):
+            ours = jax.grad(partial(run, checkpointed_scan))(A)
+        np.testing.assert_allclose(ours, jax.grad(partial(run, lax.scan))(A), rtol=1e-12)
 
 
 def weights(scan: Any, dtype: Any = jnp.float32) -> Any:
