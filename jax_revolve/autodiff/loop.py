@@ -211,7 +211,17 @@ class LoopPrimitive(Function):
         return primal_loop(function, activity)
 
     dce = staticmethod(prune_loop)
-    dce_jvp = staticmethod(prune_jvp)
+
+    @staticmethod
+    def dce_jvp(used: list[bool], function: Loop, activity: Activity) -> Any:
+        """Without tangents, it is the loop of the values that rules in it return."""
+        count = len(activity.results)
+        if any(used[count:]) or function.inverse is not None:
+            return prune_jvp(used, function, activity)
+        results, operands, params = prune_loop(used[:count], primal_loop(function, activity))
+        none = [False] * sum(activity.results), [False] * sum(activity.operands)
+        return (*results, *none[0]), (*operands, *none[1]), params, loop_p
+
     known = staticmethod(known_part)
 
     def jvp(self, loop: Loop, activity: Activity, /, *flat: Any) -> Flat:

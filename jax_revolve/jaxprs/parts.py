@@ -33,6 +33,11 @@ def varying_variables(jaxpr: Any, inputs: Sequence[Any]) -> set[Any]:
     return varying
 
 
+def made_by_effects(jaxpr: Any) -> list[Any]:
+    """The results of equations with effects, which may be others each time that they run."""
+    return [v for eqn in jaxpr.eqns if eqn.effects for v in eqn.outvars]
+
+
 def with_outputs(closed: ClosedJaxpr, outputs: Sequence[Any]) -> Callable[..., list[Any]]:
     """A function of the inputs that computes these variables, and nothing else."""
     whole = ClosedJaxpr(closed.jaxpr.replace(outvars=list(outputs)), closed.consts)

@@ -5,7 +5,8 @@ from typing import Any
 
 from jax_revolve._compat.jaxprs import ClosedJaxpr, pruned
 from jax_revolve._compat.values import pick, spread
-from jax_revolve.step.linearized import Activity, live_carry, needed_by, union
+from jax_revolve.jaxprs.equations import calls_rules
+from jax_revolve.step.linearized import Activity, find_activity, live_carry, needed_by, union
 from jax_revolve.step.loop import Loop, Mask
 
 Part = tuple[Mask, Mask, dict[str, Any]]
@@ -13,26 +14,41 @@ Part = tuple[Mask, Mask, dict[str, Any]]
 
 
 def prune_jvp(used: Sequence[bool], function: Loop, activity: Activity) -> Part:
-    """`prune_loop` for the loop with its tangents. A result with a used tangent is kept; the
-    tangent of a y is dropped if unused."""
+    """`prune_loop` for the loop with its tangents. A result with a used tangent is kept."""
     loop = function
     if loop.inverse is not None:
         used = [True] * len(used)
     dots = list(map(bool, spread(used[len(activity.results) :], activity.results)))
     results, operands, params = prune_loop(union(used[: len(dots)], dots), loop)
 
+    own = _of_tangents(loop, activity, dots)
     kept = loop.operands(operands)
     (carry, ys), (_, dots_of_ys) = loop.results(results), loop.results(dots)
-    init = loop.operands(activity.operands).carry
-    parts = ((activity.consts, kept.consts), (init, carry), (activity.xs, kept.xs))
-    parts = (*parts, (activity.carry, carry), (dots_of_ys, ys))
+    init = loop.operands(own.operands).carry
+    parts = ((own.consts, kept.consts), (init, carry), (own.xs, kept.xs))
+    parts = (*parts, (own.carry, carry), (dots_of_ys, ys))
     rest = Activity(*(tuple(pick(mask, keep)) for mask, keep in parts))
-    of_tangents = pick([*carry, *dots_of_ys], activity.results)
+    carry = map(min, carry, own.carry)
     return (
-        (*results, *of_tangents),
-        (*operands, *pick(operands, activity.operands)),
+        (*results, *pick([*carry, *dots_of_ys], activity.results)),
+        (*operands, *pick(list(map(min, operands, own.operands)), activity.operands)),
         {**params, "activity": rest},
     )
+
+
+def _of_tangents(loop: Loop, activity: Activity, dots: Sequence[bool]) -> Activity:
+    """The part of the activity on which these tangents of results depend. It is all of it where the
+    step has rules, because the values are theirs, and where an inverse reads any carry."""
+    if all(pick(dots, activity.results)) or loop.inverse is not None or calls_rules(loop.jaxpr):
+        return activity
+    carry, ys = loop.results(dots)
+    carry = live_carry(loop._replace(condition=None), carry, ys)
+    inputs = needed_by(loop.jaxpr, [*carry, *ys])
+    first = [False] * loop.num_condition_consts
+    needed = loop.operands([*first, *inputs])._replace(carry=carry)
+    mask = [*needed.consts, *needed.carry, *needed.xs]
+    found = find_activity(loop, list(map(min, mask, activity.operands)))
+    return found if all(pick(found.results, dots)) else activity
 
 
 def known_part(given: Sequence[bool], function: Loop) -> Part:

@@ -30,6 +30,7 @@ from jax_revolve.jaxprs.equations import calls_rules, has_methods
 from jax_revolve.jaxprs.inline import WITHOUT_RULES, inlined
 from jax_revolve.jaxprs.meshes import recomputed_outside
 from jax_revolve.jaxprs.parts import (
+    made_by_effects,
     num_equations,
     varying_variables,
     with_outputs,
@@ -440,7 +441,7 @@ def linearized(
             x,
             outputs[:num_results],
             outputs[num_results:],
-            varying_variables(closed.jaxpr, [*carry, *x]),
+            varying_variables(closed.jaxpr, [*carry, *x, *made_by_effects(closed.jaxpr)]),
             found[0][1],
             found[0][0],
             [mask[num_results:] for mask in of_residuals],

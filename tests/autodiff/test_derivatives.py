@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.extend.core import Jaxpr
+from jax.interpreters import partial_eval as pe
 from jax.sharding import PartitionSpec as P
 from support.oracles import assert_like_lax, by_python, scan_as_while, with_reverse_rule
 
@@ -412,3 +413,34 @@ def test_export_with_a_symbolic_size(options: dict[str, Any]) -> None:
     x = jnp.linspace(0.0, 1.0, 12).reshape(4, 3)
     expected = jax.grad(partial(loss, lax.scan))(x)
     np.testing.assert_allclose(export(gradient).call(x), expected, rtol=1e-12)
+
+
+@jax.custom_jvp
+def threefold(x: Any) -> Any:
+    return x * np.arange(3.0)
+
+
+threefold.defjvp(lambda xs, ts: (2 * threefold(xs[0]), ts[0] * np.arange(3.0)))
+
+
+@pytest.mark.parametrize("function", [threefold, jnp.sin])
+@pytest.mark.parametrize("used", [(1, 1, 1, 1), (1, 1, 0, 0), (1, 1, 1, 0), (1, 0, 0, 0)])
+def test_tangents_that_nobody_uses_are_dead_code(function: Any, used: Any) -> None:
+    """As in `lax.scan`, but with some of them and a rule, whose values may be others then. The
+    values stay those of rules."""
+
+    def pruned(scan: Any) -> Any:
+        def run(x: Any, a: Any) -> Any:
+            step = lambda c, _: ((function(c[0]), jnp.cos(c[1]) * c[0]), None)  # noqa: E731
+            return scan(step, (x, a), None, length=2)[0]
+
+        inputs = [np.arange(3.0)] * 4
+        closed = jax.make_jaxpr(lambda *at: jax.jvp(run, at[:2], at[2:]))(*inputs)
+        part, needed = pe.dce_jaxpr(closed.jaxpr, [bool(u) for u in used])
+        values = jax.core.eval_jaxpr(part, closed.consts, *inputs[: sum(needed)])
+        return values, needed
+
+    (ours, needed), (theirs, expected) = pruned(checkpointed_scan), pruned(lax.scan)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-12), ours, theirs)
+    if function is not threefold or sum(used) != 3:
+        assert needed == expected

@@ -18,7 +18,7 @@ from typing import Any
 
 from jax_revolve._compat.jaxprs import ClosedJaxpr, is_literal
 from jax_revolve._compat.values import AbstractValue, bytes_of, pick
-from jax_revolve.jaxprs.parts import part_of, varying_variables, with_outputs
+from jax_revolve.jaxprs.parts import made_by_effects, part_of, varying_variables, with_outputs
 from jax_revolve.schedule.cost import STEPS_IN_A_PRODUCT, piece
 from jax_revolve.step.cpu import sum_of_products
 from jax_revolve.step.operations import having
@@ -53,7 +53,8 @@ class WeightGradients:
         jaxpr = pullback.jaxpr
         self._pullback = pullback
         self._consts, self._others = jaxpr.outvars[:num_consts], jaxpr.outvars[num_consts:]
-        self._varying = varying_variables(jaxpr, pick(jaxpr.invars, varies))
+        inputs = [*pick(jaxpr.invars, varies), *made_by_effects(jaxpr)]
+        self._varying = varying_variables(jaxpr, inputs)
         buffers = zip(jaxpr.invars, stored, strict=True)
         self._stored = {v: buffer for v, buffer in buffers if buffer is not None}
         self._factors = self._find_factors()
