@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 from support.oracles import assert_like_lax, by_python, scan_as_while, with_reverse_rule
 
 from jax_revolve import Disk, bounded_while_loop, checkpointed_scan
+from jax_revolve._compat.jaxprs import eval_jaxpr
 
 quick = pytest.mark.usefixtures("compile_quickly")
 
@@ -437,7 +438,7 @@ def test_tangents_that_nobody_uses_are_dead_code(function: Any, used: Any) -> No
         inputs = [np.arange(3.0)] * 4
         closed = jax.make_jaxpr(lambda *at: jax.jvp(run, at[:2], at[2:]))(*inputs)
         part, needed = pe.dce_jaxpr(closed.jaxpr, [bool(u) for u in used])
-        values = jax.core.eval_jaxpr(part, closed.consts, *inputs[: sum(needed)])
+        values = eval_jaxpr(part, closed.consts, *inputs[: sum(needed)])
         return values, needed
 
     (ours, needed), (theirs, expected) = pruned(checkpointed_scan), pruned(lax.scan)
