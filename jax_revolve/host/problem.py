@@ -29,6 +29,7 @@ from jax_revolve.schedule.arguments import check_integer, readable
 from jax_revolve.schedule.options import Options
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.storage import Disk, Storage
+from jax_revolve.step.cpu import with_windows_apart
 from jax_revolve.step.linearized import find_activity, linearized
 from jax_revolve.step.loop import Loop, Mask, Operands
 
@@ -218,6 +219,7 @@ def trace(f: Callable[..., Any], init: Any, xs: Any, length: int | None, reverse
     types = tuple(scanned.out_avals)
     loop = Loop(closed, len(consts), len(carry), types, frozenset(), reverse=bool(reverse))
     loop = loop.with_plan(int(leaves[0].shape[0] if length is None else length), None)
+    loop = with_windows_apart(loop)
     consts = [as_array(_own(x)) for x in consts]
     operands = Operands(consts, carry, leaves if fetched is None else [])
     return Problem(loop, operands, fetched, carry_tree, y_tree)

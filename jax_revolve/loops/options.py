@@ -16,6 +16,7 @@ from jax_revolve.progress.meters import Listener, ProgressMeter, listener_of
 from jax_revolve.schedule.options import Options
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.storage import Disk, HostMemory
+from jax_revolve.step.cpu import with_windows_apart
 from jax_revolve.step.equation import run_around_loop
 from jax_revolve.step.loop import Loop
 from jax_revolve.storage.files import check_directory
@@ -50,7 +51,7 @@ class LoopOptions(Options):
             self._check_no_budget(equation.obstacle)
             return equation.with_plan(length, None)
         try_storage(plan)
-        return equation.with_plan(length, plan)
+        return with_windows_apart(equation.with_plan(length, plan))
 
     def _check_no_budget(self, obstacle: str) -> None:
         """Warn that the loop stays lax's own, and refuse a budget that it would exceed."""

@@ -51,6 +51,7 @@ from jax_revolve.progress.meters import Listener
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.options import LARGEST_BOUND, Options
 from jax_revolve.schedule.plan import Plan
+from jax_revolve.step.cpu import with_windows_apart
 from jax_revolve.step.equation import read_loop
 from jax_revolve.step.loop import Loop
 
@@ -381,7 +382,7 @@ class Replacement:
         if self.of.is_own:
             return equation._replace(plan=self.plan)
         length = self.max_steps if equation.condition is not None else equation.length
-        return equation.with_plan(length, self.plan)
+        return with_windows_apart(equation.with_plan(length, self.plan))
 
     def equation(self, eqn: Any) -> Any:
         if self.plan is None:

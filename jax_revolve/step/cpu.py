@@ -9,6 +9,8 @@ They prevent:
 - `reads`: copies of an array whose entries a step reads. Pays on a trajectory that a step writes.
 - `carry`: a copy of the carry in each step of a forward sweep. Pays on a wave and on a trajectory.
 - `products`: copies of the factors of weight gradients. Pays on an LSTM in blocks.
+- `windows`: arithmetic computed again in each window that reads its results, since jax 0.11. Pays
+  on stencils of several stages.
 
 Three more have no switch, because the code would be the same without them. Scalars that belong
 together are one array (`steps.advance`, `engine.slots`, `engine.online`), because each scalar
@@ -16,29 +18,42 @@ would be a kernel that takes as long as a light step. Placement is one small loo
 compiles to one kernel (`engine.placement`). And largest entries are found among integers.
 """
 
+from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from math import prod
+from operator import is_
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, with_equations
+from jax_revolve._compat.jaxprs import (
+    ClosedJaxpr,
+    Var,
+    call_jaxpr,
+    facts_of,
+    name_of,
+    variables,
+    with_equations,
+)
 from jax_revolve._compat.memories import is_host_type
 from jax_revolve._compat.values import bytes_of, pick, substitute, varying_axes, zeros
 from jax_revolve.jaxprs.evaluate import run_each, run_equation, run_in_place
-from jax_revolve.jaxprs.walk import has_equation
+from jax_revolve.jaxprs.inline import inlined
+from jax_revolve.jaxprs.walk import has_equation, inner_programs, with_inner_programs
 from jax_revolve.profiles.in_force import profile_of_platform
 from jax_revolve.profiles.profile import CPU
 from jax_revolve.step.examples import any_example
+from jax_revolve.step.loop import Loop
 from jax_revolve.step.operations import having
 from jax_revolve.step.steps import for_loop
 from jax_revolve.step.updates import Uses, updated, with_slices
 
 T = TypeVar("T")
 
-PIECES = ("branch", "turns", "reads", "carry", "products")
+PIECES = ("branch", "turns", "reads", "carry", "products", "windows")
 
 turned_off: set[str] = set()
 """The pieces that a benchmark does without. What is traced is not traced again for another set."""
@@ -73,6 +88,52 @@ def barrier(state: T) -> T:
         alike = [a == each for a in axes]
         leaves = substitute(leaves, alike, lax.optimization_barrier(pick(leaves, alike)))
     return jax.tree.unflatten(treedef, leaves)
+
+
+_WINDOWS = frozenset(["concatenate", "dynamic_slice", "gather", "pad", "rev", "slice"])
+_ARITHMETIC = having("elementwise", "transcendental", "slow") - having("free")
+
+
+def with_windows_apart(loop: Loop) -> Loop:
+    """The loop with a barrier, in its step, on each value that arithmetic computes and that two or
+    more windows read, such as the slices that `jnp.roll` concatenates.
+
+    XLA for CPU would compute the value again in each of them, one entry at a time, with a branch
+    for each. A user of `jax.lax.scan` can write such barriers by hand. Before jax 0.11, XLA removes
+    them too early.
+    """
+    if jax.__version_info__ < (0, 11) or not is_for_cpu("windows"):
+        return loop
+    known = facts_of(loop.jaxpr)
+    if _WINDOWS not in known:
+        known.setdefault(_WINDOWS, _windows_apart(loop.jaxpr))
+    return loop._replace(jaxpr=known[_WINDOWS])
+
+
+def _windows_apart(closed: Any) -> Any:
+    """The program with barriers, at any depth; the same object if it needs none."""
+    flat = inlined(closed, ("jit",)) if isinstance(closed, ClosedJaxpr) else closed
+    read = Counter(
+        v for eqn in flat.eqns if name_of(eqn) in _WINDOWS for v in variables(eqn.invars)
+    )
+    equations = list[Any]()
+    for eqn in flat.eqns:
+        programs = inner_programs(eqn)
+        new = with_inner_programs(eqn, list(map(_windows_apart, programs))) if programs else eqn
+        if name_of(eqn) not in _ARITHMETIC or read[eqn.outvars[0]] < 2:
+            equations.append(new)
+            continue
+        (result,) = eqn.outvars
+        alone = Var(result.aval)
+        apart = _barrier().replace(invars=[alone], outvars=[result], source_info=eqn.source_info)
+        equations += [new.replace(outvars=[alone]), apart]
+    same = len(equations) == len(flat.eqns) and all(map(is_, equations, flat.eqns))
+    return closed if same else with_equations(flat, equations)
+
+
+@cache
+def _barrier() -> Any:
+    return jax.make_jaxpr(lax.optimization_barrier)(0.0).eqns[0]
 
 
 def sum_of_products(eqn: Any, a: jax.Array, b: jax.Array) -> jax.Array:

@@ -29,7 +29,7 @@ from collections import defaultdict
 
 _TABLE = """
 free elementwise independent linear: copy reshape squeeze
-free elementwise independent: broadcast_in_dim stop_gradient
+free elementwise independent: broadcast_in_dim optimization_barrier stop_gradient
 
 elementwise independent sum: add add_any
 elementwise independent linear: convert_element_type div mul neg
@@ -59,7 +59,7 @@ product: ragged_dot
 independent: approx_top_k bessel_i0e bessel_i1e bitcast_convert_type broadcast_to cholesky_update
 independent: clz cumlogsumexp cummax cummin cumprod cumsum device_put empty empty2 fft geqp3 geqrf
 independent: hessenberg householder_product igamma igamma_grad_a igammac iota_2x32_shape
-independent: layout_constraint log2 lu_pivots_to_permutation mulhi name optimization_barrier ormqr
+independent: layout_constraint log2 lu_pivots_to_permutation mulhi name ormqr
 independent: philox2x32 philox4x32 platform_index polygamma polynomial pvary random_clone
 independent: random_fold_in random_seed random_unwrap random_wrap reduce reduce_precision
 independent: reduce_window_max reduce_window_min reduce_window_sum
