@@ -105,8 +105,16 @@ a checkpoint lacks what is needed a step later: loops/test_while_loop.py -k dela
 + while (grown := union(needed, reads(needed))) is needed:
 
 an initial carry that steps read is replaced by zeros: parity/test_parity.py -k tree-grad-plain
-- carry = [every or stored for stored in self.restart]
-+ carry = [every for _ in self.restart]
+- carry = [self.is_any_needed or stored for stored in self.restart]
++ carry = [self.is_any_needed for _ in self.restart]
+
+xs that steps read are replaced by zeros: parity/test_parity.py -k tree-grad-plain
+- read = aux.linearized_step(aux.loop, inputs).read
++ read = [False] * len(inputs.xs)
+
+barriers of windows change what is computed: step/test_windows.py
+- equations += [new.replace(outvars=[alone]), apart]
++ equations += [new.replace(outvars=[alone]), apart.replace(invars=new.invars[:1])]
 
 an inner sweep drops a carry that its checkpoints hold: step/test_linearized.py -k without_the_buffer
 - carry = list(map(max, used[: function.loop.num_carry], function.restart))

@@ -261,8 +261,12 @@ class LoopPrimitive(Function):
         return results, arrays, loop, sweep
 
     def needed(self, function: Loop, aux: Sweep, operands: Flat, /) -> Sequence[bool]:
-        del function, operands
-        return aux.needed
+        del function
+        needed, inputs = aux.needed, aux.loop.operands(operands)
+        if not aux.is_any_needed:
+            read = aux.linearized_step(aux.loop, inputs).read
+            needed = (*needed[: len(needed) - len(read)], *read)
+        return needed
 
     def vjp_bwd_into(
         self,

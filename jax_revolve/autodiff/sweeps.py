@@ -185,8 +185,7 @@ class Sweep(NamedTuple):
         """The operands on which the loop's linearization depends: all if there is a rule, which may
         depend on more once it is differentiated."""
         first, count = self.loop.num_consts, self.loop.num_carry
-        every = self.has_rule or self.loop.inverse is not None
-        carry = [every or stored for stored in self.restart]
+        carry = [self.is_any_needed or stored for stored in self.restart]
         num_xs = len(self.activity.operands) - first - count
         return (*[True] * first, *carry, *[True] * num_xs)
 
@@ -201,6 +200,10 @@ class Sweep(NamedTuple):
         last = first + sum(self.activity.init)
         of_xs = [*flat[last:], *[None] * self.logs]
         return Operands(list(flat[:first]), list(flat[first:last]), of_xs)
+
+    @property
+    def is_any_needed(self) -> bool:
+        return self.has_rule or self.loop.inverse is not None
 
     def take_apart(self, flat: Flat) -> tuple[list[Any], list[Any], list[Any]]:
         """The reverse sweep's operands, split into the loop's, saved arrays, and cotangents."""

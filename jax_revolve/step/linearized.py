@@ -278,6 +278,8 @@ class Linearized:
     """The leaves of the carry that a checkpoint stores: see `_restart`."""
     record: Mask
     """The ys that the inverse reads."""
+    read: Mask
+    """The xs that a step reads where it is advanced or taped."""
     traced: Activity
     """What the trace differentiates. Cotangents may reach only a part of it, `activity`."""
     is_while: bool
@@ -454,7 +456,7 @@ def linearized(
     return once(loop.bare, key, trace) if keep else trace()
 
 
-def _restart(loop: Loop, closed: ClosedJaxpr, num_shared: int) -> tuple[Mask, Mask]:
+def _restart(loop: Loop, closed: ClosedJaxpr, num_shared: int) -> tuple[Mask, Mask, Mask]:
     """The restart set: the leaves of the carry on which the condition and the residuals depend, and
     those on which these depend after any number of steps. It excludes a running sum, or a
     trajectory that is written but not read. Steps that are walked back also need the leaves from
@@ -468,14 +470,17 @@ def _restart(loop: Loop, closed: ClosedJaxpr, num_shared: int) -> tuple[Mask, Ma
     residuals = [True] * (len(closed.out_avals) - num_results)
     no_ys = [False] * (num_results - loop.num_carry)
 
-    def reads(needed: Sequence[bool]) -> list[bool]:
+    def inputs(needed: Sequence[bool]) -> list[bool]:
         # Calls are inlined, so that dead-code elimination sees into every function.
-        read = needed_by(closed, [*needed, *no_ys, *residuals])[num_shared:][: loop.num_carry]
+        return needed_by(closed, [*needed, *no_ys, *residuals])[num_shared:]
+
+    def reads(needed: Sequence[bool]) -> list[bool]:
+        read = inputs(needed)[: loop.num_carry]
         return read if inverse is None else union(read, _of_carry(loop, needed_by(inverse, needed)))
 
     needed = _least_set(loop, [False] * loop.num_carry, reads)
     record = no_ys if inverse is None else needed_by(inverse, needed)[len(loop.jaxpr.in_avals) :]
-    return tuple(needed), tuple(record)
+    return tuple(needed), tuple(record), tuple(inputs(needed)[loop.num_carry :])
 
 
 def primal_half(jaxpr: ClosedJaxpr, active: Sequence[bool]) -> ClosedJaxpr:
