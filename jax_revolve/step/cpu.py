@@ -96,7 +96,7 @@ _ARITHMETIC = having("elementwise", "transcendental", "slow") - having("free")
 
 def with_windows_apart(loop: Loop) -> Loop:
     """The loop with a barrier, in its step, on each value that arithmetic computes and that two or
-    more windows read, such as the slices that `jnp.roll` concatenates.
+    more windows read, such as the slices that `jnp.roll` concatenates, or those of a `jnp.pad`.
 
     XLA for CPU would compute the value again in each of them, one entry at a time, with a branch
     for each. A user of `jax.lax.scan` can write such barriers by hand. Before jax 0.11, XLA removes
@@ -113,14 +113,17 @@ def with_windows_apart(loop: Loop) -> Loop:
 def _windows_apart(closed: Any) -> Any:
     """The program with barriers, at any depth; the same object if it needs none."""
     flat = inlined(closed, ("jit",)) if isinstance(closed, ClosedJaxpr) else closed
-    read = Counter(
-        v for eqn in flat.eqns if name_of(eqn) in _WINDOWS for v in variables(eqn.invars)
-    )
+    windows = Counter[Any]()  # how many read a variable, also through others
+    for eqn in reversed(flat.eqns):
+        if name_of(eqn) in _WINDOWS:
+            through = max(1, windows[eqn.outvars[0]])
+            arrays = (v for v in variables(eqn.invars) if v.aval.ndim)
+            windows.update(dict.fromkeys(arrays, through))
     equations = list[Any]()
     for eqn in flat.eqns:
         programs = inner_programs(eqn)
         new = with_inner_programs(eqn, list(map(_windows_apart, programs))) if programs else eqn
-        if name_of(eqn) not in _ARITHMETIC or read[eqn.outvars[0]] < 2:
+        if name_of(eqn) not in _ARITHMETIC or windows[eqn.outvars[0]] < 2:
             equations.append(new)
             continue
         (result,) = eqn.outvars

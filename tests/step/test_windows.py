@@ -32,7 +32,7 @@ def padded(w: Any, x: Any) -> Any:
     return 0.5 * (y[2:] + y[:-2]) + 0.1 * x[::-1]
 
 
-@pytest.mark.parametrize(("step", "count"), [(two_stages, 1), (inside, 1), (padded, 0)])
+@pytest.mark.parametrize(("step", "count"), [(two_stages, 1), (inside, 1), (padded, 1)])
 def test_a_barrier_on_each_value_that_windows_read(step: Any, count: int) -> None:
     def run(scan: Any, w: Any, x: Any) -> Any:
         return jnp.sum(scan(lambda x, _: (step(w, x), None), x, None, 6)[0] ** 2)
