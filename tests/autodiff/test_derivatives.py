@@ -445,3 +445,15 @@ def test_tangents_that_nobody_uses_are_dead_code(function: Any, used: Any) -> No
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-12), ours, theirs)
     if function is not threefold or sum(used) != 3:
         assert needed == expected
+
+
+def test_a_pullback_keeps_no_xs_that_no_step_reads() -> None:
+    """Outside `jit`, where nothing removes them."""
+    xs = jnp.ones((20, 5))
+
+    def kept(step: Any) -> list[Any]:
+        f = lambda xs: checkpointed_scan(lambda c, x: (step(c, x), None), xs[0], xs)[0]  # noqa: E731
+        return [leaf for leaf in jax.tree.leaves(jax.vjp(f, xs)[1]) if leaf.size == xs.size]
+
+    assert not kept(lambda c, x: 0.5 * c + x)
+    assert len(kept(lambda c, x: jnp.sin(c) + x)) == 1  # to recompute the carry
