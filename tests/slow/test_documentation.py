@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
@@ -30,6 +31,7 @@ from jax_revolve.typing import actions
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
+SITE = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Documentation"]
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 RUN_LONG = {README, *(ROOT / "docs" / name for name in ("progress.md", "tutorial.md"))}
 """They show the memory of optimized programs, or run longer than they compile."""
@@ -87,7 +89,10 @@ def test_links_lead_somewhere() -> None:
         for target in re.findall(r"\]\(([^):#]+)[^):]*\)", page.read_text()):
             assert (page.parent / target).exists(), (page.name, target)
     lines = README.read_text().splitlines()
-    assert len(lines) <= 120
+    of_site = re.findall(rf"{re.escape(SITE)}([\w/-]+)\.html", README.read_text())
+    assert len(of_site) >= 10
+    assert all((ROOT / "docs" / f"{page}.md").exists() for page in of_site)
+    assert len(lines) <= 130
     assert lines.index("```python") < 30
 
 
