@@ -384,3 +384,17 @@ def test_second_derivatives_with_files(derivative: str, tmp_path: Path) -> None:
     ours = partial(checkpointed_scan, checkpoints=2, storage=storage)
     derived = lambda f: partial(_twice, f, derivative)  # noqa: E731
     assert_like_lax(final, derived, jnp.linspace(0.2, 1, 3), scan=ours, rtol=1e-5)
+
+
+def test_what_second_derivatives_hold() -> None:
+    """As the page on budgets says: a budget once, twice, or up to four times."""
+    loss = stencil(partial(checkpointed_scan, memory="4MB"), 1000)
+    u = jnp.ones(10_000)
+    along = jnp.cos(u)
+    held = {
+        1: jax.grad(lambda u: jax.jvp(loss, (u,), (along,))[1]),
+        2: lambda u: jax.jvp(jax.grad(loss), (u,), (along,))[1],
+        4: jax.grad(lambda u: jnp.vdot(jax.grad(loss)(u), along)),
+    }
+    for times, derivative in held.items():
+        assert times - 0.3 < temporaries(derivative, u) / 4e6 < times + 0.1
