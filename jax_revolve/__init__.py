@@ -5,6 +5,7 @@
 - `checkpoint_loops(fun, memory=...)`: every loop that an existing function runs.
 - `fit(make, "2GB")(x)`: the largest budget with which a whole program fits.
 - `explain(fun)(x)`: the plan of each loop; `plan(n, checkpoints=...)`: one without a loop.
+- `certify(fun, gradient)(x)`: how far any gradient is from the exact one.
 - `checkpointed_chain`, `checkpoint_layers`, `Checkpointed`: functions and layers in sequence.
 - `host_scan`: a loop that Python drives, which can be resumed; `inverse_drift` checks `inverse=`.
 - `HostMemory`, `Disk`: where checkpoints go for which the device has no room.
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from jax_revolve.loops.inverse import inverse_drift as inverse_drift
     from jax_revolve.loops.scan import checkpointed_scan as checkpointed_scan
     from jax_revolve.loops.while_loop import bounded_while_loop as bounded_while_loop
+    from jax_revolve.programs.certify import certify as certify
     from jax_revolve.programs.explain import explain as explain
     from jax_revolve.programs.fit import fit as fit
     from jax_revolve.programs.rewrite import checkpoint_loops as checkpoint_loops
@@ -46,6 +48,7 @@ _MODULES = {
     "inverse_drift": "loops.inverse",
     "checkpointed_scan": "loops.scan",
     "bounded_while_loop": "loops.while_loop",
+    "certify": "programs.certify",
     "explain": "programs.explain",
     "fit": "programs.fit",
     "checkpoint_loops": "programs.rewrite",

@@ -2,6 +2,7 @@
 
 from jax_revolve.host.states import DamagedError as DamagedError
 from jax_revolve.loops.inverse import InverseDrift as InverseDrift
+from jax_revolve.programs.certify import Certificate as Certificate
 from jax_revolve.programs.choice import Where as Where
 from jax_revolve.programs.explain import Explanation as Explanation
 from jax_revolve.programs.find import FoundLoop as FoundLoop

@@ -5,6 +5,7 @@ each, and runs the jaxpr with these loops replaced.
 
 - `rewrite`: `checkpoint_loops`, and changes that a function makes to Flax NNX modules.
 - `explain`: the plan, the memory and the evaluations of every loop in a function.
+- `certify`: how far a gradient is from the exact one, by forward mode.
 - `find`: the loops in a jaxpr, at any depth, their sizes and replacements, and equations whose
   loops stay unchanged.
 - `derivative`: the gradient of a program, and what its loops decide in it.
