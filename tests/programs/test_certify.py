@@ -78,7 +78,7 @@ def test_the_interval_holds_the_error_in_95_of_100_cases() -> None:
     wrong = exact + 0.1 * jnp.roll(exact, 5)
     found = jax.jit(jax.vmap(lambda key: certify(until, lambda _: wrong, key=key)(x)))
     found = jax.tree.map(np.asarray, found(jax.random.split(KEYS, 2000)))
-    error = relative(wrong, exact)
+    error = float(relative(wrong, exact))
     inside = (found.low < error) & (error < found.high)
     assert 0.94 < np.mean(inside) < 0.96
     assert np.mean(found.error**2) == pytest.approx(error**2, rel=0.05)
