@@ -10,7 +10,7 @@ from jax import lax
 
 from jax_revolve._compat.interpreters import eager_constant_folding, in_own_settings
 from jax_revolve._compat.jaxprs import call_jaxpr
-from jax_revolve._compat.values import is_traced, with_weak_type
+from jax_revolve._compat.values import is_traced, on_the_device, with_weak_type
 
 
 @cache
@@ -76,7 +76,7 @@ def raise_if(wrong: jax.Array, value: Any, message: str) -> Any:
     def run(right: Any, wrong: Any) -> Any:
         return eqx.error_if(right, wrong, message)
 
-    right = jnp.ones(jnp.shape(wrong))
+    right = _ones(jnp.shape(wrong))
     if eager_constant_folding.value:  # `jax.ensure_compile_time_eval` would call back while tracing
         with eager_constant_folding(False):
             traced = jax.make_jaxpr(run)(right, wrong)
@@ -87,7 +87,7 @@ def raise_if(wrong: jax.Array, value: Any, message: str) -> Any:
     def check(x: Any) -> Any:
         aval = jax.typeof(x)
         if jnp.issubdtype(aval.dtype, jnp.bool_):
-            return x & (is_right > 0)
+            return x & is_right.astype(aval.dtype)
         if jnp.issubdtype(aval.dtype, jnp.complexfloating):  # infinity times 1 + 0j is not itself
             return with_weak_type(lax.complex(check(jnp.real(x)), check(jnp.imag(x))), aval)
         if jnp.issubdtype(aval.dtype, jnp.number):
@@ -99,3 +99,8 @@ def raise_if(wrong: jax.Array, value: Any, message: str) -> Any:
         return x
 
     return jax.tree.map(check, value)
+
+
+@on_the_device
+def _ones(shape: tuple[int, ...]) -> jax.Array:
+    return jnp.ones(shape)

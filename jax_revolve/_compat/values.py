@@ -1,6 +1,7 @@
 """Types of values, tangents and cotangents."""
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from math import prod
 from typing import Any, TypeAlias, TypeVar
 
@@ -29,6 +30,18 @@ def is_traced(value: Any) -> bool:
     return isinstance(value, Tracer)
 
 
+_AT_ONCE: Any = jax.Inline.JAX_EARLY if hasattr(jax, "Inline") else True  # before jax 0.12
+
+on_the_device = partial(jax.jit, static_argnums=0, inline=_AT_ONCE)
+"""Decorates a function that makes constants, of a static argument. Outside `jax.jit`, they would be
+sent to the device, which `jax.transfer_guard` may disallow. In a program, there is no call."""
+
+
+@on_the_device
+def int32(number: int) -> jax.Array:
+    return jnp.int32(number)
+
+
 # Derivatives
 
 
@@ -39,9 +52,6 @@ def is_zero(tangent: Any) -> bool:
 
 is_linear_input = ad.is_undefined_primal
 """Whether a transposition rule must return the cotangent of this operand."""
-
-instantiate = ad.instantiate_zeros
-"""A tangent or cotangent as an array, even if it is a symbolic zero."""
 
 add_cotangents = ad.add_jaxvals
 """The sum of two cotangents, as their dtype defines it."""
@@ -68,6 +78,7 @@ def symbolic_zero(aval: AbstractValue) -> Any:
     return ad.Zero(aval.to_tangent_aval())
 
 
+@on_the_device
 def zeros(aval: AbstractValue) -> jax.Array:
     """Zeros of the type `aval`, with its sharding, varying axes and memory; also PRNG keys."""
     if getattr(aval, "memory_space", None) == jax.memory.Space.Host:
@@ -80,6 +91,11 @@ def zeros(aval: AbstractValue) -> jax.Array:
     # jax 0.12 loses the mesh where no mesh is set.
     mesh = aval.sharding.mesh
     return made if mesh.empty else laid_out(made, mesh, aval.sharding.spec)
+
+
+def instantiate(tangent: Any) -> Any:
+    """A tangent or cotangent as an array, even if it is a symbolic zero."""
+    return zeros(tangent.aval) if is_zero(tangent) else tangent
 
 
 # Types

@@ -8,7 +8,8 @@ import jax
 from jax.custom_batching import custom_vmap
 
 from jax_revolve._compat.functions import Batched
-from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr
+from jax_revolve._compat.jaxprs import call_jaxpr
+from jax_revolve._compat.values import is_traced
 from jax_revolve.step.loop import once
 
 T = TypeVar("T")
@@ -63,18 +64,21 @@ def batch_once(
     """`rule(*operands)`, a function's batching rule, traced once to a jaxpr. The rule must depend
     on nothing except the operands, the dims and what is in the key, such as the axis."""
 
-    def trace() -> tuple[ClosedJaxpr, list[Any]]:
+    def trace() -> tuple[Run, Run, list[Any]]:
         dims_out: list[Any] = []
 
         def run(*operands: Any) -> Sequence[Any]:
             results, dims_out[:] = rule(*operands)
             return results
 
-        return jax.make_jaxpr(run)(*operands), dims_out
+        program = call_jaxpr(jax.make_jaxpr(run)(*operands))
+        return program, jax.jit(program), dims_out
 
     types = tuple(map(jax.typeof, operands))
-    closed, dims_out = once(function, ("batched", *key, tuple(dims), types), trace)
-    return call_jaxpr(closed)(*operands), dims_out
+    program, compiled, dims_out = once(function, ("batched", *key, tuple(dims), types), trace)
+    # Outside `jax.jit`, its constants would be sent to the device.
+    run = program if any(map(is_traced, operands)) else compiled
+    return run(*operands), dims_out
 
 
 class Vmap(NamedTuple):

@@ -21,6 +21,7 @@ from jax_revolve._compat.functions import Batched, Flat, Mask, jvp_in
 from jax_revolve._compat.interpreters import Logs, at_this_line
 from jax_revolve._compat.jaxprs import call_jaxpr
 from jax_revolve._compat.values import (
+    int32,
     is_symbolic,
     pick,
     symbolic_zero,
@@ -57,7 +58,7 @@ from jax_revolve.step.loop import Loop, Operands, check_plan, once, plan_of, wit
 from jax_revolve.step.policies import keeping
 from jax_revolve.step.reports import run_reporting
 from jax_revolve.step.rules import with_explicit_rules
-from jax_revolve.storage.buffers import read
+from jax_revolve.storage.buffers import first_of
 
 
 def run_loop(loop: Loop, operands: list[Any], progress: Listener | None = None) -> Flat:
@@ -80,18 +81,12 @@ def run_counted(
     assert loop.condition is not None
     if progress is not None:
         return run_reporting(loop, operands, progress, run_loop)
-    none = vary(_no_steps(), varying_axes(loop.condition.out_avals[0]))
+    none = vary(int32(0), varying_axes(loop.condition.out_avals[0]))
     # The same object each time, so that it is compiled once where it runs outside `jax.jit`.
     add, subtract = (lambda count: [count + 1]), (lambda count: [count - 1])
     counting = once(loop, ("counting",), lambda: with_carries(loop, [none], add, subtract))
     *results, steps = run_loop(counting, [*operands, none])
     return steps, results
-
-
-@jax.jit
-def _no_steps() -> jax.Array:
-    """Made on the device, as lax's counters are: outside `jit`, a constant would be sent there."""
-    return jnp.int32(0)
 
 
 def _as_loop(loop: Loop, fun: Callable[[Loop], Any]) -> Any:
@@ -124,7 +119,7 @@ def _batch_reversible(axis: Any, loop: Loop, dims: Flat, *operands: Any) -> Batc
 
     while True:
         own, init, own_xs = loop.operands(moved)
-        inputs, flags = [*own, *init, *read(own_xs, 0)], [*consts, *carry, *xs]
+        inputs, flags = [*own, *init, *first_of(own_xs)], [*consts, *carry, *xs]
         found = batched_dims(axis, runs[0], inputs, axes(flags))
         after, ys = loop.results([d is not None for d in found])
         results = jax.eval_shape(vmap_over(axis, runs[0], axes(flags), found), *inputs)

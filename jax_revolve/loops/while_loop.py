@@ -12,7 +12,7 @@ from jax import lax
 from jax_revolve._compat.callbacks import raise_if
 from jax_revolve._compat.interpreters import filtered_traceback
 from jax_revolve._compat.jaxprs import source_of_function
-from jax_revolve._compat.values import as_array, is_jit_disabled, vary, varying_axes
+from jax_revolve._compat.values import as_array, int32, is_jit_disabled, vary, varying_axes
 from jax_revolve.autodiff.loop import run_counted, run_loop
 from jax_revolve.loops.inverse import Reversible
 from jax_revolve.loops.options import LoopOptions
@@ -209,7 +209,7 @@ def bounded_while_loop(
     if inverse is not None or inverse_tol is not None:  # the loop counts its steps
         both = Reversible.of(body_fun, inverse, inverse_tol, throw, cond_fun)
         assert both is not None  # or its error is raised
-        start = jnp.int32(0), init_val
+        start = int32(0), init_val
         steps, value = run_from(
             (start, start),
             lambda init: lax.while_loop(both.goes_on, both.body, init)[0],

@@ -41,7 +41,7 @@ from jax_revolve.step.examples import linearizable
 from jax_revolve.step.loop import Loop, Mask, Operands, is_inexact, once, with_layout
 from jax_revolve.step.references import without_own_references
 from jax_revolve.step.reports import silenced
-from jax_revolve.storage.buffers import read, zeros_among
+from jax_revolve.storage.buffers import first_of, zeros_among
 
 Variable = Any
 """A variable of a jaxpr."""
@@ -420,7 +420,7 @@ def linearized(
         nonlocal loop
         loop = loop._replace(jaxpr=recomputed_outside(loop.jaxpr))
         consts, carry, xs = with_layout(loop, operands)
-        code = jax.make_jaxpr(run)(consts, consts, carry, carry, read(xs, 0))
+        code = jax.make_jaxpr(run)(consts, consts, carry, carry, first_of(xs))
         code = without_own_references(code)
         num_results, of_residuals = len(loop.output_types), []
         half = primal_loop(loop, activity) if later else loop

@@ -29,7 +29,17 @@ from jax import lax
 from jax_revolve._compat.callbacks import callback_effects, is_first_device
 from jax_revolve._compat.jaxprs import ClosedJaxpr, Jaxpr, facts_of, with_equations
 from jax_revolve._compat.primitives import new_primitive
-from jax_revolve._compat.values import instantiate, is_zero, pick, substitute, vary, varying_axes
+from jax_revolve._compat.values import (
+    ShapedArray,
+    instantiate,
+    int32,
+    is_zero,
+    pick,
+    substitute,
+    vary,
+    varying_axes,
+    zeros,
+)
 from jax_revolve.jaxprs.walk import changed, function_of, inner_jaxprs
 from jax_revolve.profiles.in_force import profile_in_force
 from jax_revolve.progress.meters import FORWARD, REVERSE, UNKNOWN, Listener
@@ -232,8 +242,9 @@ def run_reporting(
     condition, is_while = loop.condition, loop.condition is not None
     axes = frozenset() if condition is None else varying_axes(condition.out_avals[0])
     # XLA must not know the last count, or it could report it at any time.
-    count = vary(lax.optimization_barrier(jnp.int32(0)), axes)
-    tick, total = vary(jnp.zeros(2, jnp.float32), axes), UNKNOWN if is_while else loop.steps
+    count = vary(lax.optimization_barrier(int32(0)), axes)
+    tick = vary(zeros(ShapedArray((2,), jnp.dtype(jnp.float32))), axes)
+    total = int32(UNKNOWN if is_while else loop.steps)
     ends = Report(listener, END, None if is_while else loop.steps, 1)
     (tick,) = report_p.bind(count, total, tick, *operands, report=ends._replace(place=START))
     found = once(loop, ("reporting", listener), lambda: _reporting(loop, listener, [count, tick]))

@@ -26,6 +26,11 @@ def read(buffers: list[Any], index: Any) -> list[Any]:
     return [None if b is None else _read(b, index) for b in buffers]
 
 
+def first_of(buffers: list[Any]) -> list[AbstractValue]:
+    """The types of the entries of buffers."""
+    return list(jax.make_jaxpr(lambda: read(buffers, 0))().out_avals)
+
+
 def write(buffers: list[Any], values: list[Any], index: Any) -> list[Any]:
     """The buffers with these entries."""
     return [_write(b, v, index) for b, v in zip(buffers, values, strict=True)]

@@ -113,15 +113,53 @@ def test_settings(setting: Callable[[], Any], loop: Any, inverse: bool) -> None:
         np.testing.assert_allclose(jax.vmap(run)(X[None]), 32 * X[None], rtol=1e-12)
 
 
-def test_values_send_nothing_to_the_device() -> None:
-    run = lambda x: bounded_while_loop(lambda c: jnp.all(c < 5), jnp.sin, x, max_steps=6)  # noqa: E731
-    with pytest.raises(RuntimeError, match="max_steps=6"):
-        run(X)
-    run = lambda x: bounded_while_loop(lambda c: jnp.all(c < 5), lambda c: c + c, x, max_steps=6)  # noqa: E731
-    tangent = jnp.ones(5)
+XS = jnp.linspace(0.5, 1.0, 4)
+GUARDED: dict[str, Callable[[Any], Any]] = {
+    "while": lambda x: bounded_while_loop(
+        lambda c: jnp.all(c < 5), lambda c: c + c, x, max_steps=6
+    ),
+    "scan": lambda x: checkpointed_scan(lambda c, a: (jnp.sin(c) * a, c), x, XS)[0],
+    "blocks": lambda x: checkpointed_scan(
+        lambda c, a: (jnp.sin(c) * a, c), x, XS, checkpoints=2, block_size=2
+    )[1],
+    "inverse": lambda x: checkpointed_scan(
+        lambda c, a: (c * a, None), x, XS, inverse=lambda c, a, _: c / a
+    )[0],
+}
+
+
+def _pulled_back(fun: Callable[[Any], Any], x: Any) -> Any:
+    value, pull = jax.vjp(fun, x)
+    return value, pull(value)
+
+
+TRANSFORMED: dict[str, Callable[[Callable[[Any], Any]], Any]] = {
+    "value": lambda f: f(X),
+    "jvp": lambda f: jax.jvp(f, (X,), (X,)),
+    "vjp": lambda f: _pulled_back(f, X),
+    "vmap": lambda f: jax.vmap(f)(EXAMPLES),
+    "vjp_of_vmap": lambda f: _pulled_back(jax.vmap(f), EXAMPLES),
+    "vmap_of_vjp": lambda f: jax.vmap(partial(_pulled_back, f))(EXAMPLES),
+    "forward_over_reverse": lambda f: jax.jvp(partial(_pulled_back, f), (X,), (X,)),
+}
+EXAMPLES = jnp.stack([X, X / 2])
+
+
+@pytest.mark.parametrize("how", TRANSFORMED)
+@pytest.mark.parametrize("loop", GUARDED)
+def test_nothing_is_sent_to_the_device(loop: str, how: str) -> None:
+    """Outside `jax.jit`, a constant would be. (`lax.fori_loop` itself sends its counter.)"""
+    run = lambda: jax.tree.leaves(TRANSFORMED[how](GUARDED[loop]))  # noqa: E731
     with jax.transfer_guard("disallow"):
-        value, (same, dot) = run(X), jax.jvp(run, (X,), (tangent,))
-    np.testing.assert_allclose([value, same, dot], [8 * X, 8 * X, 8 * tangent], rtol=1e-12)
+        found = run()
+    for a, b in zip(found, jax.tree.leaves(jax.jit(run)()), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12)
+
+
+def test_an_error_at_the_bound_under_a_transfer_guard() -> None:
+    run = lambda x: bounded_while_loop(lambda c: jnp.all(c < 5), jnp.sin, x, max_steps=6)  # noqa: E731
+    with jax.transfer_guard("disallow"), pytest.raises(RuntimeError, match="max_steps=6"):
+        run(X)
 
 
 def test_a_traced_unroll_is_the_error_of_lax() -> None:

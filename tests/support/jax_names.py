@@ -31,7 +31,7 @@ NAMES = (
     ),
     Names("jax.core: ShapedArray Tracer eval_jaxpr", "types of values, and open jaxprs to run"),
     Names(
-        "jax.interpreters.ad: Zero add_jaxvals instantiate_zeros is_undefined_primal "
+        "jax.interpreters.ad: Zero add_jaxvals is_undefined_primal "
         "primitive_jvps primitive_transposes zeros_like_aval",
         "a custom_vjp has no forward mode, and a custom_jvp no reverse rule of its own",
     ),
