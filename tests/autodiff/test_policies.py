@@ -1,5 +1,7 @@
-"""Policies of `jax.checkpoint` around a loop: what they keep is not computed again."""
+"""Policies of `jax.checkpoint` around a loop: what they keep is not computed again; and around its
+step: what a tape holds, and where."""
 
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -171,3 +173,34 @@ def test_dead_code_elimination_leaves_the_derivative_of_a_kept_value() -> None:
     run = lambda c: call_jaxpr(again)(c, jnp.sin(X))[0]  # noqa: E731
     value, dot = jax.jvp(run, (X,), (jnp.ones(6),))
     np.testing.assert_allclose([value, dot], [jnp.sin(X), jnp.cos(X)], rtol=1e-12)
+
+
+DOTS = POLICIES.offload_dot_with_no_batch_dims("device", "pinned_host")
+
+
+@pytest.mark.parametrize(
+    ("options", "placed"),
+    [
+        ({"checkpoints": 3, "block_size": 4}, {"f32<host>[4,2,6]"}),
+        ({"checkpoints": 3}, set()),
+        ({"checkpoints": "all"}, set()),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("policy", [DOTS, OFFLOADED], ids=["dots", "names"])
+@pytest.mark.usefixtures("default_precision")
+def test_a_step_with_a_policy_that_offloads(policy: Any, options: Any, placed: set[str]) -> None:
+    """It says where the tape of a block is. A block of one step has no tape."""
+    weights, x = jnp.eye(6) + 0.1, jnp.linspace(0.1, 1.0, 12).reshape(2, 6)
+
+    def gradient(scan: Any) -> Any:
+        @partial(jax.checkpoint, policy=policy)
+        def step(c: Any, _: Any) -> Any:
+            return jnp.sin(checkpoint_name(c @ weights, "costly")), None
+
+        return jax.grad(lambda x: jnp.sum(scan(step, x, None, STEPS)[0]))
+
+    ours, theirs = gradient(partial(checkpointed_scan, **options)), gradient(lax.scan)
+    np.testing.assert_allclose(jax.jit(ours)(x), jax.jit(theirs)(x), rtol=1e-4)
+    types = re.findall(r"f32<host>\[[\d,]*\]", str(jax.make_jaxpr(ours)(x)))
+    assert set(types) - {"f32<host>[]"} == placed  # a constant fills the tape
