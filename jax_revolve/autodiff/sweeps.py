@@ -50,12 +50,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jax_revolve._compat.functions import Active, Batched, Flat, Mask, jvp_in
 from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, source_of_function
+from jax_revolve._compat.memories import is_on_host
 from jax_revolve._compat.primitives import declare
 from jax_revolve._compat.values import (
     as_array,
+    bytes_of,
     is_traced,
     pick,
     spread,
@@ -92,6 +95,10 @@ loop_p, forward_sweep_p, reverse_sweep_p = map(
     ),
 )
 """Their rules call each other, and are in `loop`, `forward` and `reverse`."""
+
+
+LARGE = 2**16
+"""The bytes from which an operand's value is of no use to the compiler."""
 
 
 class Sweep(NamedTuple):
@@ -294,6 +301,20 @@ def run_plain_loop(*operands: Any, function: Loop) -> Flat:
     return run_plain(function, function.operands(operands))
 
 
+def _held_once(sweep: Sweep, operands: Flat) -> list[Any]:
+    """The operands of a sweep. XLA must not see which of them are constants, because it would put a
+    copy of an array that the step closes over into each loop that reads it."""
+
+    def held(x: Any, is_active: bool) -> Any:
+        if is_active or is_on_host(x) or bytes_of([jax.typeof(x)]) < LARGE:
+            return x
+        return lax.optimization_barrier(x)
+
+    active, count = sweep.activity.operands, len(sweep.activity.operands)
+    flat = list(map(as_array, operands))
+    return [*map(held, flat[:count], active), *flat[count:]]
+
+
 class SweepPrimitive(Pushable):
     """A primitive of sweeps."""
 
@@ -310,7 +331,7 @@ class SweepPrimitive(Pushable):
 
     def run(self, *operands: Any, function: Sweep) -> Flat:
         of_one = partial(self.of_example, function)
-        return mapped(of_one, function.vmaps)(*map(as_array, operands))
+        return mapped(of_one, function.vmaps)(*_held_once(function, operands))
 
     def batch(self, axis: Any, operands: Flat, dims: Flat, function: Sweep) -> Batched:
         """The sweep mapped over one more axis."""
@@ -350,7 +371,7 @@ class SweepPrimitive(Pushable):
         return activity._replace(results=tuple(map(min, activity.results, has_dot)))
 
     def jvp(self, function: Sweep, activity: Active, /, *flat: Any) -> Flat:
-        return self._mapped(self._jvp_of_example, function, activity)(*flat)
+        return self._mapped(self._jvp_of_example, function, activity)(*_held_once(function, flat))
 
     def jvp_in_reverse(self, function: Sweep, activity: Active, /, *flat: Any) -> Flat:
         return self._mapped(self.jvp_by_loops, function, activity)(*flat)

@@ -252,3 +252,35 @@ def test_arrays_are_written_in_place(loop: str, transform: Any, batched: bool) -
     made = set(re.findall(rf"= f32\[(?:2,)?{WIDTH}(?:,2)?\]\S* ([\w-]+)\(", before_main))
     assert {"scatter", "dynamic-update-slice"} & made
     assert not {"copy", "select", "add"} & made
+
+
+@pytest.mark.parametrize(
+    ("loop", "derivative"),
+    [("slots", "gradient"), ("blocks", "product"), ("while", "of_examples")],
+)
+def test_an_array_that_the_step_closes_over_is_in_the_program_once(
+    loop: str, derivative: str
+) -> None:
+    """XLA puts a copy of a constant into each loop: two for `lax.scan`, five and more for ours."""
+    weights = jnp.linspace(-1.0, 1, 150 * 150).reshape(150, 150)
+
+    def loss(weights: Any, x: Any) -> Any:
+        step = lambda c, _: (jnp.sin(weights @ c), None)  # noqa: E731
+        if loop == "while":
+            return jnp.sum(repeat(lambda c: step(c, None)[0], 15, x, max_steps=20, checkpoints=3))
+        size = 3 if loop == "blocks" else 1
+        return jnp.sum(checkpointed_scan(step, x, length=20, checkpoints=3, block_size=size)[0])
+
+    def derived(weights: Any, x: Any) -> Any:
+        gradient = jax.grad(partial(loss, weights))
+        if derivative == "product":
+            return jax.jvp(gradient, (x,), (x,))
+        return (
+            jax.vmap(gradient)(jnp.stack([x, -x])) if derivative == "of_examples" else gradient(x)
+        )
+
+    x = jnp.ones(150)
+    program = compiled(partial(derived, weights), x)
+    assert len(re.findall(r"f32\[150,150\]\S* constant\(", program.as_text())) == 1
+    as_argument = temporaries(derived, weights, x)
+    assert program.memory_analysis().temp_size_in_bytes <= as_argument + 1000
