@@ -3,7 +3,8 @@
 python docs/pictures.py             # the library's own plots for both themes, and the social card
 python docs/pictures.py tsunami     # the result of the demo, in about a minute
 
-`benchmarks/report` draws `headline-cpu.png`, and `examples/bay.py` draws `bay.png`.
+`benchmarks/report` draws `headline-cpu.png`, `examples/bay.py` draws `bay.png`, and the last
+picture of `examples/inversion.py` is `inversion.png`.
 """
 
 import sys

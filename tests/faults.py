@@ -239,18 +239,18 @@ a damaged checkpoint is used: storage/test_places.py -k damaged
 + if not ticket[-1]:
 
 files stay when they were read for the last time: storage/test_places.py -k files_are_written
--     if is_last:
--         path.unlink(missing_ok=True)
-+     if is_last and False:
-+         path.unlink(missing_ok=True)
+- if is_last:
+-         folder.remove([name])
++ if is_last and False:
++         folder.remove([name])
 
 the first segment of a while loop is left out: storage/test_places.py -k stop_anywhere
 - number = jnp.minimum(-(-blocks // size), all_parts + 1)
 + number = jnp.minimum(-(-blocks // size), all_parts + 1) - 1
 
 only the newest state of a run is kept: host/test_resume.py -k damaged
-- self._kept = [*self._kept, (number, files)][-KEPT:]
-+ self._kept = [*self._kept, (number, files)][-1:]
+- self._kept = [*self._kept, (number, _files(state))][-KEPT:]
++ self._kept = [*self._kept, (number, _files(state))][-1:]
 
 # What is caught
 

@@ -1,11 +1,12 @@
 """The directory of a run that can be resumed."""
 
 import json
-import logging
+import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from jax_revolve._compat.values import pick
@@ -17,10 +18,9 @@ from jax_revolve.host.watch import Processes, Watch
 from jax_revolve.schedule.actions import SCHEDULE
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.storage import Disk, HostMemory, Storage
+from jax_revolve.storage.files import LOGGER
 
-LOGGER = logging.getLogger("jax_revolve")
-
-LAYOUT = 3
+LAYOUT = 4
 """The version of what a state has."""
 
 
@@ -44,21 +44,13 @@ class RunDirectory:
     def __init__(self, path: Path, problem: Problem, processes: Processes) -> None:
         self._path, self._problem, self._processes = path, problem, processes
         self._identity = problem.identity(processes.count)
-        try:
-            path.mkdir(exist_ok=True)
-            self._states = States(path / f"process-{processes.index}")
-        except OSError as error:
-            raise type(error)(
-                f"directory must be a folder, or the name of a new one in an existing folder, that "
-                f"this process may write to, but is {str(path)!r}: {error.strerror}."
-            ) from error
+        self._states = States(path / f"process-{processes.index}")
         self._state: dict[str, Any] = {}
         carry = problem.operands.carry
         self._carry, self._restart = placing(carry), placing(pick(carry, problem.restart))
 
-    @contextmanager
-    def running(self, watch: Watch) -> Iterator[bool]:
-        """Lock the directory for a sweep. Yields whether this object knows the newest state."""
+    def running(self, watch: Watch) -> AbstractContextManager[None]:
+        """Lock the directory for a sweep, which begins with `is_known`."""
         try:
             one_at_a_time = self._states.lock().running
         except BlockingIOError as error:
@@ -66,6 +58,12 @@ class RunDirectory:
         if not one_at_a_time.acquire(blocking=False):
             self._states.unlock()
             raise self._used("call in this process")
+        return self._locked(one_at_a_time, watch)
+
+    @contextmanager
+    def _locked(self, one_at_a_time: Lock, watch: Watch) -> Iterator[None]:
+        """Raises nothing before the sweep: the frames of `contextlib` would be all that JAX shows
+        of such an error."""
         note = (
             f"host_scan saved the run in directory={str(self._path)!r}. Call it again with the "
             "same arguments, in this process or another one, to go on."
@@ -73,16 +71,23 @@ class RunDirectory:
         goes_on = False
         try:
             with watch.interruptible(self._processes, note):
-                is_newest = bool(self._state) and self._states.is_newest()
-                is_known = bool(self._processes.gather(is_newest).all())
-                if not is_known:
-                    self._read_newest()
-                yield is_known
+                yield
             goes_on = not self.is_over
+        except OSError:
+            self._states.undo()
+            raise
         finally:
             if not goes_on:
                 self._states.unlock()
             one_at_a_time.release()
+
+    def is_known(self) -> bool:
+        """Whether this object knows the newest state. If not, it goes on from there now."""
+        is_newest = bool(self._state) and self._states.is_newest()
+        is_known = bool(self._processes.gather(is_newest).all())
+        if not is_known:
+            self._read_newest()
+        return is_known
 
     def _used(self, by: str) -> RuntimeError:
         return RuntimeError(
@@ -109,10 +114,10 @@ class RunDirectory:
             state = self._states.read_state(number)
             self._check(state, _versions())
             self._check(state["identity"], self._identity)
-            self._states.go_on(number, state)
             self._state = state
             if self._processes.index == 0:
                 LOGGER.warning("host_scan: run in %s: %s.", self._path, self._skipped())
+        self._states.go_on(number)
 
     def _skipped(self) -> str:
         """Where a saved run resumes, and what it skips."""
@@ -133,17 +138,23 @@ class RunDirectory:
 
     def _check(self, saved: dict[str, Any], ours: dict[str, Any]) -> None:
         """Refuse to go on with a run that is not this one."""
-        if differ := self._differ(saved, ours):
+        differ = {name: f"the {name}" for name in self._differ(saved, ours)}
+        for name in differ:
+            if not re.fullmatch("[0-9a-f]{64}", str(ours[name])):  # a digest says nothing
+                differ[name] += f" ({saved.get(name)} there, {ours[name]} here)"
+        if differ:
             raise ValueError(
                 f"directory={str(self._path)!r} has another run, which differs from this call in "
-                f"the {' and the '.join(differ)}. Nothing was changed. Call host_scan as before to "
-                "go on with that run, or pass another directory to begin a new one."
+                f"{' and '.join(differ.values())}. Nothing was changed. To go on with that run, "
+                "call host_scan as it was called there; to begin a new one, pass another directory."
             )
 
     # Where a run goes on
 
     def begin(self, ys: Rows) -> Problem:
-        """Restore the ys so far, if they are kept. Returns the problem with the run's plan."""
+        """Go on from the newest state, with the ys so far, if they are kept. Returns the problem
+        with the run's plan."""
+        self.is_known()
         saved = self._state.setdefault("plan", _saved_plan(self._problem.plan))
         self._problem = self._problem._replace(plan=_read_plan(saved, self._path))
         self._restore(ys, self._state["ys"])

@@ -54,10 +54,10 @@ def digest_of_arrays(values: Iterable[Any]) -> str:
     return digest(*(x if x is None else (_type(x), digest_of_array(x)) for x in values))
 
 
-def digest_of_platform(processes: int) -> str:
+def digest_of_devices(processes: int) -> str:
     """The digest of everything else on which the bits of a result depend."""
     devices = tuple((d.id, d.platform, d.device_kind) for d in jax.devices())
-    return digest(jax.__version__, devices, processes)
+    return digest(devices, processes)
 
 
 def digest(*values: Hashable) -> str:

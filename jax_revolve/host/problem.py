@@ -4,8 +4,9 @@
 its steps and plan.
 """
 
+import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ from jax_revolve._compat.jaxprs import trace_tree
 from jax_revolve._compat.values import as_array, is_array_type, pick, substitute, with_weak_type
 from jax_revolve.engine.tape.tape import sizes_of
 from jax_revolve.host.arrays import Checkpoint, Fetched, Rows, Values, is_function, slices_of
-from jax_revolve.host.identity import check_known, digest_of_arrays, digest_of_platform
+from jax_revolve.host.identity import check_known, digest, digest_of_arrays, digest_of_devices
 from jax_revolve.host.step import compiled_step
 from jax_revolve.jaxprs.parts import without_consts
 from jax_revolve.progress.meters import Listener
@@ -28,7 +29,7 @@ from jax_revolve.schedule.actions import Action, Advance, Tape
 from jax_revolve.schedule.arguments import check_integer, readable
 from jax_revolve.schedule.options import Options
 from jax_revolve.schedule.plan import Plan
-from jax_revolve.schedule.storage import Disk, Storage
+from jax_revolve.schedule.storage import Storage
 from jax_revolve.step.cpu import with_windows_apart
 from jax_revolve.step.linearized import find_activity, linearized
 from jax_revolve.step.loop import Loop, Mask, Operands
@@ -51,7 +52,8 @@ class Problem(NamedTuple):
     listener: Listener | None = None
     directory: Path | None = None
     save_every: float = 0.0
-    version: str | int | None = None
+    asked: dict[str, Any] = {}  # noqa: RUF012
+    """Options as they were passed, for the identity of the run."""
 
     step: Any = None
     """The `CompiledStep`, of an evaluation or a gradient."""
@@ -141,19 +143,17 @@ class Problem(NamedTuple):
 
     def identity(self, processes: int) -> dict[str, str]:
         """What must be the same for a saved run to resume."""
-        operands, plan, fetched = self.operands, self.requested, self.fetched
-        check_known(self.step.calls, self.version)
-        assert plan is not None
-        if isinstance(plan.storage, Disk):  # which is the directory of the run
-            plan = replace(plan, storage=replace(plan.storage, directory="/"))
+        operands, fetched = self.operands, self.fetched
+        check_known(self.step.calls, self.asked["version"])
+        own = repr(os.fspath(self.directory or ""))  # also of a storage on disk
         return {
             "step": self.step.text,
             "inputs": digest_of_arrays([*operands.consts, *operands.carry, *operands.xs]),
             "slices of xs": digest_of_arrays(fetched.example if fetched else ()),
-            "derivatives": self.derivatives,
-            "options": repr((self.length, self.loop.reverse, self.consume is None, plan)),
-            "version": repr(self.version),
-            "versions of JAX or the devices": digest_of_platform(processes),
+            "derivatives": digest(self.derivatives),
+            **{name: repr(value).replace(own, "directory") for name, value in self.asked.items()},
+            "version of JAX": jax.__version__,
+            "devices or processes": digest_of_devices(processes),
         }
 
 

@@ -129,8 +129,8 @@ class _Pullback:
 
     def _pull_back_saved(self, directory: RunDirectory, cotangents: Cotangents) -> bool:
         """The reverse sweep of a saved run; false if the directory cannot serve this pullback."""
-        with directory.running(self.watch) as is_known:
-            left, self.left = self.left if is_known else None, None
+        with directory.running(self.watch):
+            left, self.left = self.left if directory.is_known() else None, None
             if not directory.begin_reverse(cotangents, is_first=not self.is_pulled_back):
                 return False
             self.is_pulled_back = True

@@ -19,7 +19,7 @@ from jax_revolve.schedule.arguments import Memory, check_number, mistyped
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.planning import Checkpoints
 from jax_revolve.schedule.storage import Disk, Storage
-from jax_revolve.storage.files import check_directory
+from jax_revolve.storage.files import folder_in
 
 Carry = TypeVar("Carry")
 
@@ -69,9 +69,9 @@ def host_scan(
     - `consume`: a function `consume(i, y)`, called in the forward sweep with each y, as NumPy
         arrays, in the order of the steps. The result then has `None` for ys.
     - `directory`: where to save the run, so that it can be resumed: a `str` or an `os.PathLike`,
-        one for each call. It is made if it does not exist. The same call resumes from there, or
-        returns the result of a run that is over; the logger "jax_revolve" says which steps are
-        skipped. A `storage=Disk(...)` must name the same directory.
+        one for each call. It is made, with its parents, if it does not exist. The same call resumes
+        from there, or returns the result of a run that is over; the logger "jax_revolve" says which
+        steps are skipped. A `storage=Disk(...)` must name the same directory.
     - `save_every`: the seconds between two saves, a number >= 0. A killed run loses about that much
         work.
     - `version`: a `str` or an `int` that stands for the Python code that the run calls. Change it
@@ -91,8 +91,8 @@ def host_scan(
     - `TypeError` or `ValueError` if an argument is not as above, such as a missing `version`;
     - `NotImplementedError` inside `jax.jit`, `jax.vmap` and loops of JAX, in forward mode, and if
         `f` has effects that cannot be repeated;
-    - `ValueError` if the `directory` has another run: the error says whether the step, the inputs,
-        the options or something else differs;
+    - `ValueError` if the `directory` has another run: the error says whether the step, the inputs
+        or something else differs, and names an option that does, with both values;
     - `RuntimeError` if another process or another call uses the `directory`;
     - `OSError` if a file cannot be written, or if all states in the `directory` are damaged.
         Earlier saves stay intact.
@@ -131,13 +131,15 @@ def host_scan(
     if call.length == 0:
         carry, ys = lax.scan(f, init, xs, length, reverse)
         return carry, ys if consume is None else None
+    asked: dict[str, Any] = {"checkpoints": checkpoints, "memory": memory, "storage": storage}
+    asked |= {"plan": plan, "length": call.length, "reverse": reverse, "version": version}
     call = call._replace(
         requested=options.plan_for(call.length, is_while=False),
         consume=consume,
         listener=listener_of(progress),
         directory=None if directory is None else Path(directory).absolute(),
         save_every=inf if directory is None else save_every,
-        version=version,
+        asked={**asked, "consume": consume is not None},
     )
     carry, ys = run(call)
     carry = jax.tree.unflatten(call.carry_tree, carry)
@@ -166,7 +168,7 @@ def _check(
     if not isinstance(storage, Disk):
         return
     if directory is None:
-        check_directory(storage.directory)
+        folder_in(storage.directory)
     elif Path(directory).resolve() != Path(storage.directory).resolve():
         raise ValueError(
             f"storage must be Disk({os.fspath(directory)!r}) where that is the directory of the "

@@ -6,28 +6,27 @@ every reference has its checksum. We keep the two newest states, with their file
 damaged, the run resumes from the one before.
 """
 
-import errno
 import json
-import os
 import re
 import secrets
-import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from jax_revolve.host.identity import checksum
-from jax_revolve.storage.files import arrays_of, bytes_of, sync_folder, write_whole
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
+from jax_revolve.storage.files import (
+    LOGGER,
+    Folder,
+    FolderLock,
+    arrays_of,
+    bytes_of,
+    lock_folder,
+    make_folder,
+)
 
 KEPT = 2
 """The states that are kept."""
@@ -39,74 +38,6 @@ ArrayFile = dict[str, Any]
 """A state's reference to an array file: its name, checksum and size, shapes and dtypes."""
 
 
-# One process at a time in a folder
-
-
-_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
-"""The errors of file systems without locks."""
-
-_guard = Lock()
-_held: "weakref.WeakValueDictionary[tuple[int, int], FolderLock]" = weakref.WeakValueDictionary()
-
-
-class FolderLock:
-    """Keeps other processes out of a folder, as long as this object and its process exist.
-
-    The operating system unlocks the file when the process ends, however it ends. On a file system
-    without locks, this does nothing. `running` is for threads of this process. A forked process
-    inherits the descriptor and would keep the folder locked, so it closes the descriptor.
-    """
-
-    def __init__(self, descriptor: int) -> None:
-        self.running = Lock()
-        self.descriptor = descriptor
-        self.unlock = weakref.finalize(self, _unlock, descriptor)
-
-
-def _unlock(descriptor: int) -> None:
-    if fcntl is not None:
-        # Closing is not enough if C code has forked the process without Python's knowledge. Where
-        # there are no locks, this does nothing.
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-    os.close(descriptor)
-
-
-def _leave_all() -> None:
-    for lock in list(_held.values()):
-        if lock.unlock.detach():
-            os.close(lock.descriptor)
-    _held.clear()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_leave_all)
-
-
-def lock_folder(folder: Path) -> FolderLock:
-    """The folder's lock, one for this process. `BlockingIOError` if another process has it."""
-    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
-    with _guard:
-        status = os.fstat(descriptor)
-        file = status.st_dev, status.st_ino
-        lock = _held.get(file)
-        if lock is not None:
-            os.close(descriptor)
-            return lock
-        lock = _held[file] = FolderLock(descriptor)
-        try:
-            if fcntl is not None:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                del _held[file]
-                raise
-        return lock
-
-
-# States
-
-
 class DamagedError(OSError):
     """A file of a saved run is missing or damaged."""
 
@@ -115,19 +46,19 @@ class States:
     """The states in a folder, which is made if needed. One process uses it at a time."""
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(exist_ok=True)
-        self._folder = folder
+        self._folder = Folder(make_folder(folder))
         self._kept: list[tuple[int, set[str]]] = []
-        self._lock: FolderLock | None = None
+        self._own = set[str]()
+        """The files that the kept states refer to, and those of the next one."""
 
     def lock(self) -> FolderLock:
         """Keep other processes out. `BlockingIOError` if one is there."""
-        self._lock = lock_folder(self._folder)
-        return self._lock
+        self._folder.lock = lock_folder(self._folder.path)
+        return self._folder.lock
 
     def unlock(self) -> None:
         """Nothing is written from now on."""
-        self._lock = None
+        self._folder.lock = None
 
     def newest(self) -> int:
         """The number of the newest undamaged state; 0 without states, -1 if all are damaged."""
@@ -147,18 +78,41 @@ class States:
             return False
         return True
 
-    def go_on(self, number: int, state: Any) -> None:
-        """Write the next states after this one, and remove newer ones."""
-        self._kept = [(number, {file["file"] for file in _array_files(state)})]
-        for newer in filter(lambda other: other > number, self._numbers()):
-            self._path(newer).unlink()
-        sync_folder(self._folder)
+    def go_on(self, number: int) -> None:
+        """Write the next states after this one. Newer ones are removed, and what an unfinished save
+        left, because there may be no room for the next one."""
+        folder, self._kept = self._folder, []
+        for found in sorted(self._numbers()):
+            if found > number:
+                folder.remove([_state(found)])
+            else:
+                with suppress(DamagedError):
+                    self._kept.append((found, _files(self.read_state(found))))
+        self._kept = self._kept[-KEPT:]
+        self._own = self._wanted()
+        orphans = set(filter(_OURS.fullmatch, folder.names())) - self._own
+        if orphans and (obstacle := folder.obstacle()):
+            LOGGER.warning(
+                "host_scan: left %d files of an unfinished save in %s, because %s. Remove the file "
+                "'lock' there once that has ended; the next run then removes them.",
+                *(len(orphans), folder.path, obstacle),
+            )
+        elif orphans:
+            folder.removed = folder.remove(orphans)
+            text = "host_scan: removed %d bytes of an unfinished save in %s."
+            LOGGER.warning(text, folder.removed, folder.path)
+
+    def undo(self) -> None:
+        """Remove what an unfinished save has written, if the disk is still there."""
+        with suppress(OSError):
+            self._folder.remove(self._own - self._wanted())
 
     def write(self, arrays: Sequence[np.ndarray]) -> ArrayFile:
         """Write arrays to a file that the next states may refer to."""
         name = f"{secrets.token_hex(8)}.arrays"
         content = bytes_of(arrays)
-        write_whole(self._folder / name, "A file of arrays", content, sync=True)
+        self._folder.write(name, "A file of arrays", content, sync=True)
+        self._own.add(name)
         return {
             "file": name,
             "sha256": checksum(content),
@@ -175,43 +129,48 @@ class States:
         text = json.dumps(state)
         number = self._kept[-1][0] + 1 if self._kept else 1
         content = f"{checksum([text.encode()])}\n{text}".encode()
-        write_whole(self._path(number), "A state", [content], sync=True)
-        sync_folder(self._folder)
-        files = {file["file"] for file in _array_files(state)}
-        self._kept = [*self._kept, (number, files)][-KEPT:]
-        self._clean()
+        self._folder.write(_state(number), "A state", [content], sync=True)
+        self._folder.sync()
+        self._kept = [*self._kept, (number, _files(state))][-KEPT:]
+        unwanted, self._own = self._own - self._wanted(), self._wanted()
+        self._folder.remove(unwanted)
 
-    def _path(self, number: int) -> Path:
-        return self._folder / f"state-{number}.json"
+    def _wanted(self) -> set[str]:
+        """The kept states, and their files."""
+        return {_state(number) for number, _ in self._kept}.union(*(f for _, f in self._kept))
 
-    def _clean(self) -> None:
-        wanted = {self._path(number).name for number, _ in self._kept}
-        wanted = wanted.union(*(files for _, files in self._kept))
-        for path in list(self._folder.iterdir()):
-            if _OURS.fullmatch(path.name) and path.name not in wanted:
-                path.unlink(missing_ok=True)
-
-    def _numbers(self) -> Iterable[int]:
-        found = (_STATE.fullmatch(path.name) for path in self._folder.iterdir())
-        return [int(match[1]) for match in found if match]
+    def _numbers(self) -> list[int]:
+        return [int(match[1]) for match in map(_STATE.fullmatch, self._folder.names()) if match]
 
     def read_state(self, number: int) -> Any:
         """A state. `DamagedError` if it is damaged or missing."""
-        path = self._path(number)
-        found, _, text = (path.read_bytes() if path.exists() else b"").partition(b"\n")
+        try:
+            found, _, text = self._folder.read(_state(number)).partition(b"\n")
+        except FileNotFoundError as error:
+            raise DamagedError(f"state {number} does not exist") from error
         if found != checksum([text]).encode():
             raise DamagedError(f"state {number} is damaged")
         return json.loads(text)
 
     def _content(self, file: ArrayFile) -> bytes:
-        path = self._folder / file["file"]
+        name = file["file"]
         try:
-            content = path.read_bytes()
+            content = self._folder.read(name)
         except FileNotFoundError as error:
-            raise DamagedError(f"The file {path} does not exist.") from error
+            raise DamagedError(f"The file {self._folder.path / name} does not exist.") from error
         if checksum([content]) != file["sha256"]:
-            raise DamagedError(f"The file {path} is damaged: it is not what was written.")
+            raise DamagedError(
+                f"The file {self._folder.path / name} is damaged: it is not what was written."
+            )
         return content
+
+
+def _state(number: int) -> str:
+    return f"state-{number}.json"
+
+
+def _files(state: Any) -> set[str]:
+    return {file["file"] for file in _array_files(state)}
 
 
 def _array_files(state: Any) -> Iterator[ArrayFile]:

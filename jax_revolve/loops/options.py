@@ -19,7 +19,7 @@ from jax_revolve.schedule.storage import Disk, HostMemory
 from jax_revolve.step.cpu import with_windows_apart
 from jax_revolve.step.equation import run_around_loop
 from jax_revolve.step.loop import Loop
-from jax_revolve.storage.files import check_directory
+from jax_revolve.storage.files import folder_in
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,10 @@ class LoopOptions(Options):
 
 
 def try_storage(wanted: Plan | Options | None) -> None:
-    """Refuse a storage that does not exist or does not work."""
+    """Refuse a storage that does not work."""
     storage = None if wanted is None else wanted.storage
     if isinstance(storage, Disk):
-        check_directory(storage.directory)
+        folder_in(storage.directory)
     elif isinstance(storage, HostMemory):
         check_host_memory(default_device().platform)
 

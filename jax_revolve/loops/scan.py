@@ -133,9 +133,8 @@ def checkpointed_scan(
         above, or excludes another one that is given;
     - `ValueError` in reverse mode if `memory` is less than the least possible, which the error
         states;
-    - `FileNotFoundError` or `PermissionError` if the directory of a `Disk` cannot be written to;
-        at run time, as a `JaxRuntimeError`, an `OSError` that names the file that could not be
-        written or read;
+    - `OSError` if the directory of a `Disk` cannot be made; at run time, as a `JaxRuntimeError`, an
+        `OSError` that names the file that could not be written or read;
     - `RuntimeError` if gradients with checkpoints in the host's memory are wrong on this backend,
         which is tested once;
     - `TypeError` if `inverse` does not return a carry of the types of `init`; `ValueError` if the

@@ -99,8 +99,9 @@ class Disk(_Options):
 
     **Arguments:**
 
-    - `directory`: the directory for the files: a `str` or an `os.PathLike`. A relative path is
-        resolved when it is given, not when the loop runs.
+    - `directory`: the directory for the files: a `str` or an `os.PathLike`. It is made, with its
+        parents, by the first loop that needs it. What dead processes of this host left there is
+        then removed. A relative path is resolved when it is given, not when the loop runs.
     - `checkpoints`, `memory`, `transfer`: as [`jax_revolve.HostMemory`][]. The device must hold at
         least one checkpoint.
 

@@ -34,8 +34,9 @@ def in_storage(storage: Storage, carry: list[Any], count: int) -> Buffers:
         axes = frozenset[str]().union(*(varying_axes(jax.typeof(x)) for x in carry))
         # A random number, so that XLA does not merge two writes of the same carry: one sweep would
         # remove the file that the other still has to read.
-        zero = lax.rng_uniform(np.float32(0), np.float32(1), ()).astype(jnp.uint32)
-        unused = _on_mesh_of(carry, vary(jnp.full((count, files.TICKET), zero), axes))
+        sweep = lax.rng_uniform(np.float32(1), np.float32(2**24), ()).astype(jnp.uint32)
+        unused = jnp.zeros((count, files.TICKET), jnp.uint32).at[:, 0].set(sweep)
+        unused = _on_mesh_of(carry, vary(unused, axes))
         counters = [jnp.broadcast_to(x, (count,)) for x in filter(_is_counter, carry)]
         return [unused] * len(_parts(carry, map(jax.typeof, carry))) + counters
     return [typed_as_on_host(jnp.broadcast_to(x, (count, *x.shape))) for x in carry]
@@ -115,28 +116,35 @@ def _call(function: Callable[..., Any], like: list[Any]) -> Any:
 def _write_files(directory: Any, unused: Any, *carry: Any) -> list[np.ndarray]:
     """Write a batch of carries. Returns their tickets, in place of as many unused ones."""
     leaves, batch = list(map(np.asarray, carry)), np.shape(unused)[:-1]
+    sweep = _sweep(unused)
     examples = ([leaf[at] for leaf in leaves] for at in np.ndindex(batch))
-    tickets = [files.write_file(directory, example) for example in examples]
+    with files.all_of_sweep(directory, sweep):
+        tickets = [files.write_file(directory, example, sweep) for example in examples]
     return [np.array(tickets, np.uint32).reshape(*batch, files.TICKET)]
 
 
 def _read_files(directory: Any, like: list[Any], tickets: Any, is_last: Any) -> list[np.ndarray]:
-    """The carries of a batch of tickets. A ticket of zeros is from a branch that was not taken:
-    where `jax.vmap` maps the predicate, JAX runs both branches and drops the results of one. They
-    are NaN, so that it shows if they are used."""
+    """The carries of a batch of tickets. A ticket without a file is from a branch that was not
+    taken: where `jax.vmap` maps the predicate, JAX runs both branches and drops the results of one.
+    They are NaN, so that it shows if they are used."""
     types = [(t.shape, np.dtype(t.dtype)) for t in like]
     tickets, is_last = np.asarray(tickets), np.asarray(is_last)
     batch = tickets.shape[:-1]
-    examples = [
-        files.read_file(directory, tickets[at], types, is_last=bool(is_last[at]))
-        if np.any(tickets[at])
-        else [_missing(shape, dtype) for shape, dtype in types]
-        for at in np.ndindex(batch)
-    ]
+    with files.all_of_sweep(directory, _sweep(tickets)):
+        examples = [
+            files.read_file(directory, tickets[at], types, is_last=bool(is_last[at]))
+            if np.any(tickets[at][1:])
+            else [_missing(shape, dtype) for shape, dtype in types]
+            for at in np.ndindex(batch)
+        ]
     return [
         np.array([example[i] for example in examples], dtype).reshape((*batch, *shape))
         for i, (shape, dtype) in enumerate(types)
     ]
+
+
+def _sweep(tickets: Any) -> int:
+    return int(np.max(np.asarray(tickets)[..., 0], initial=0))
 
 
 def _missing(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

@@ -524,10 +524,15 @@ def test_a_constant_that_changes_in_place_between_two_calls() -> None:
     [
         ({"power": 3}, "the step"),
         ({"weight": 0.6}, "the inputs"),
-        ({"checkpoints": 2}, "the options"),
+        ({"checkpoints": 2}, r"the checkpoints \(3 there, 2 here\)\."),
+        ({"length": 8}, r"the length \(9 there, 8 here\)"),
+        ({"memory": "2kB", "checkpoints": None}, r"the memory \(None there, '2kB' here\)"),
         ({"is_value": True, "checkpoints": None}, "the derivatives"),
         ({"ct": 2.0}, "the cotangents of the results"),
-        ({"version": 2}, "the version"),
+        (
+            {"version": 2},
+            r"the version \(None there, 2 here\)\. .*, call .* was called there; .* another",
+        ),
         ("SCHEDULE", "the version of the schedule"),
         ("LAYOUT", "the version of the layout"),
     ],

@@ -358,7 +358,7 @@ def test_a_step_without_a_derivative_is_an_error_before_the_loop_runs() -> None:
         ({"storage": Disk("a"), "directory": "b"}, ValueError, "storage must be Disk.'b'."),
         ({"save_every": "1"}, TypeError, "save_every must be a number >= 0"),
         ({"save_every": -1}, ValueError, "save_every must be a number >= 0"),
-        ({"storage": Disk("/does/not/exist")}, FileNotFoundError, "no such directory"),
+        ({"storage": Disk("/dev/null/a")}, NotADirectoryError, "cannot be made: Not a dir"),
         ({"xs": lambda i: i, "length": None}, TypeError, "length must be an int >= 1"),
         ({"xs": lambda i: i, "length": 0}, ValueError, "length must be an int >= 1"),
     ],

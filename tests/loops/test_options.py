@@ -142,13 +142,13 @@ def run_with(**options: Any) -> Any:
         ),
         (
             lambda: run_with(checkpoints=1, storage=Disk("/proc", transfer=0)),
-            PermissionError,
-            r"Disk\('/proc'\).* cannot be written to: .*\. Pass one in which",
+            FileNotFoundError,
+            r"'/proc/jax_revolve-.*' cannot be made: .*\. Pass the name of a folder",
         ),
         (
-            lambda: host_scan(lambda u, x: (u, None), X, length=N, directory="/none/run"),
-            FileNotFoundError,
-            r"directory must be a folder, .* but is '/none/run': No such file",
+            lambda: host_scan(lambda u, x: (u, None), X, length=N, directory="/dev/null/run"),
+            NotADirectoryError,
+            r"The directory '/dev/null/run/process-0' cannot be made: Not a directory",
         ),
     ],
 )

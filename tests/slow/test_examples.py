@@ -1,7 +1,9 @@
-"""The examples in `examples`: the gradients of a small tsunami and of a short `bay`, and the job of
-the tsunami from end to end."""
+"""The examples in `examples`: the gradients of a small tsunami and of a short `bay`, the job of the
+tsunami from end to end, and an inversion that is killed."""
 
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -100,3 +102,45 @@ def test_gradient_of_the_bay_with_wind_from_files(tmp_path: Path) -> None:
     ours, theirs = gradient(read, checkpoints=5), gradient(wind, scan=jax.lax.scan)
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * np.max(np.abs(b)))
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import inversion
+improve, left = inversion.improve, [5]
+
+def improve_or_die(*args):
+    left[0] -= 1
+    if left[0] < 0:
+        os.kill(os.getpid(), 9)
+    return improve(*args)
+
+inversion.improve = improve_or_die
+inversion.invert(Path(sys.argv[2]), **eval(sys.argv[3]))
+"""
+
+
+@pytest.mark.filterwarnings("ignore")  # of Orbax
+def test_an_inversion_goes_on_after_a_kill_to_the_same_bits(tmp_path: Path) -> None:
+    """Killed in the sixth iteration, it repeats two, which were not saved."""
+    pytest.importorskip("orbax.checkpoint")
+    inversion, few = import_module("inversion"), {"iterations": 8, "steps": 90, "every": 3}
+    folder = str(Path(inversion.__file__ or "").parent)
+    command = [sys.executable, "-c", KILLED, folder, str(tmp_path / "run"), str(few)]
+    environment = {**os.environ, "JAX_ENABLE_X64": "1"}
+    assert subprocess.run(command, env=environment, capture_output=True).returncode == -9
+    assert [path.name for path in tmp_path.glob("run/*.png")] == ["0003.png"]
+    numbers, improve = list[int](), inversion.improve
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(inversion, "improve", lambda *x: numbers.append(1) or improve(*x))
+        resumed = inversion.invert(tmp_path / "run", **few)
+    assert len(numbers) == 5
+    whole = inversion.invert(tmp_path / "whole", **few)
+    for ours, theirs in zip(jax.tree.leaves(resumed), jax.tree.leaves(whole), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    misfits = whole[2]
+    assert len(misfits) == 8
+    assert misfits[-1] < 0.7 * misfits[0]
+    assert len(list(tmp_path.glob("run/*.png"))) == 3

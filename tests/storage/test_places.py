@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -95,7 +96,7 @@ def test_while_loops_stop_anywhere(place: str, tmp_path: Path) -> None:
     on_device = jax.jit(partial(value_and_grad, max_steps=30, checkpoints=4))
     for steps in (0, 1, 2, 3, 7, 12, 13, 28, 29, 30, 32):
         jax.tree.map(np.testing.assert_array_equal, run(X, steps), on_device(X, steps))
-    assert not list(tmp_path.glob("*/*"))
+    assert not list(tmp_path.glob("*/*.*"))
 
 
 @quick
@@ -130,7 +131,7 @@ def test_files_are_written_and_read_as_the_plan_says(
     chosen = plan(50, 2, storage=storage)
     jax.jit(jax.grad(partial(loss, length=50, checkpoints=2, storage=storage)))(X)
     assert calls == ["write_file"] * chosen.writes + ["read_file"] * chosen.reads
-    assert not list(tmp_path.glob("*/*"))
+    assert not list(tmp_path.glob("*/*.*"))
 
 
 # In the host's memory
@@ -325,24 +326,22 @@ def test_equal_sweeps_write_files_of_their_own(wrapped: Any, tmp_path: Path) -> 
 def test_a_directory_that_goes_away_or_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    directory = tmp_path / "checkpoints"
-    with pytest.raises(FileNotFoundError, match=r"no such directory.*Create it"):
-        on_disk(directory)(X)
-    directory.mkdir()
+    directory = tmp_path / "with" / "parents"
     compiled = jax.jit(jax.grad(on_disk(directory))).lower(X).compile()
-    directory.rmdir()
-    with pytest.raises(Exception, match=r"no such directory"):
-        compiled(X)
+    expected = compiled(X)
+    shutil.rmtree(directory.parent)
+    np.testing.assert_array_equal(compiled(X), expected)
+    shutil.rmtree(directory)
     directory.mkdir(0o500)
     if os.geteuid() != 0:  # root may write anywhere
-        with pytest.raises(PermissionError, match=r"cannot be written to"):
+        with pytest.raises(PermissionError, match=r"cannot be made"):
             jax.grad(on_disk(directory))(X)
     directory.chmod(0o700)
     full = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     monkeypatch.setattr(files.os, "replace", full)
     with pytest.raises(Exception, match=r"checkpoint of 64 bytes could not be written to .*No spa"):
         compiled(X)
-    assert not list(tmp_path.glob("*/*/*"))
+    assert not list(directory.glob("*/*.*"))
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "another's"])
@@ -408,15 +407,14 @@ def run_program(program: str, *arguments: object) -> subprocess.CompletedProcess
 
 
 @pytest.mark.slow
-def test_a_killed_run_leaves_nothing_that_a_later_one_takes(tmp_path: Path) -> None:
+def test_what_a_killed_run_left_is_removed_by_the_next(tmp_path: Path) -> None:
     assert run_program(KILLED, tmp_path, "killed").returncode == -9
-    before = sorted(tmp_path.glob("*/*"))
-    assert {path.suffix for path in before} == {".checkpoint", ".part"}
+    assert {path.suffix for path in tmp_path.glob("*/*")} == {".checkpoint", ".part", ""}
     later = run_program(KILLED, tmp_path, "whole")
     assert later.returncode == 0, later.stderr
     expected = jax.grad(lambda x: lax.scan(lambda u, _: (jnp.sin(u), None), x, None, 12)[0].sum())
     np.testing.assert_allclose(eval(later.stdout), expected(jnp.ones(4)), rtol=1e-6)
-    assert sorted(tmp_path.glob("*/*")) == before, "its own are gone, the others as they were"
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
