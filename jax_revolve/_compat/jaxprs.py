@@ -1,5 +1,6 @@
 """The classes of jaxprs, and JAX's functions for them that are not public."""
 
+import inspect
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 from weakref import WeakKeyDictionary
@@ -9,6 +10,7 @@ from jax.core import eval_jaxpr as eval_jaxpr
 from jax.extend.core import Jaxpr as Jaxpr
 from jax.extend.core import Literal, jaxpr_as_fun
 from jax.extend.core import Var as Var
+from jax.extend.core.primitives import closed_call_p as closed_call_p
 from jax.extend.core.primitives import cond_p as cond_p
 from jax.interpreters import partial_eval as pe
 
@@ -125,3 +127,17 @@ def name_of(eqn: Any) -> str:
 
 def parameters_of(eqn: Any) -> Mapping[str, Any]:
     return eqn.params["_prim"].params if is_high(eqn) else eqn.params
+
+
+def owner_of_rule(eqn: Any) -> Any:
+    """The object whose method wrote the reverse rule of a `custom_vjp_call`: the `self` that the
+    rule closes over, also where `jax.vmap` has batched it. `None` if there is none."""
+    rule = eqn.params.get("bwd")
+    while True:
+        rule = getattr(rule, "f", rule)  # JAX keeps a function with its transformations
+        if not inspect.isfunction(rule):
+            return None
+        around = inspect.getclosurevars(rule).nonlocals
+        if not rule.__module__.startswith("jax."):
+            return around.get("self")
+        rule = around.get("bwd")

@@ -12,10 +12,13 @@ import jax.numpy as jnp
 from jax_revolve._compat.jaxprs import ClosedJaxpr, is_high, name_of
 from jax_revolve._compat.primitives import has_own_linearization
 from jax_revolve._compat.values import varying_axes
-from jax_revolve.jaxprs.walk import any_equation, function_of
+from jax_revolve.jaxprs.walk import any_equation, function_of, is_equinox_loop
 
 IN_PLACE = "checkpointed_in_place"
 """The name of a function that is called in place of an equation."""
+
+_UNNAMED = ("", "checkpointed-no-vjp")
+"""Scopes that no user wrote; the second is of Equinox's loops."""
 
 KEYED = "jax_revolve@"
 """How a scope begins that tells which loop an equation was: see `programs.derivative`."""
@@ -39,9 +42,9 @@ def is_shard_map(eqn: Any) -> bool:
 def name_in(eqn: Any) -> list[str]:
     """The names of scopes and transformations around an equation, and its own name."""
     scopes = [_bare(name) for name in str(eqn.source_info.name_stack).split("/")]
-    scopes = [name for name in scopes if name and not name.startswith(KEYED)]
+    scopes = [name for name in scopes if name not in _UNNAMED and not name.startswith(KEYED)]
     name = eqn.params.get("name", name_of(eqn))
-    if name in (IN_PLACE, "checkpointed_program"):
+    if name in (IN_PLACE, "checkpointed_program") or is_equinox_loop(eqn):
         return scopes
     if eqn.primitive.name in ("checkpointed_loop", "checkpointed_loop_forward_sweep"):
         loop = getattr(function_of(eqn), "loop", function_of(eqn))

@@ -5,6 +5,7 @@ parameter of an equation, and each is either entered by a rule below, or reporte
 (`programs.find.find_not_entered`).
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import partial
@@ -19,6 +20,7 @@ from jax_revolve._compat.jaxprs import (
     Jaxpr,
     is_high,
     name_of,
+    owner_of_rule,
     parameters_of,
 )
 from jax_revolve._compat.values import ShapedArray
@@ -128,22 +130,39 @@ def inner_jaxprs(eqn: Any) -> list[Any]:
     return [jaxpr for _, jaxpr in places(eqn)]
 
 
+def is_equinox_loop(eqn: Any) -> bool:
+    """Whether an equation is a loop of `equinox.internal` with `kind="checkpointed"`: a
+    `custom_vjp` function that runs one `while`. Its rule is the derivative of that loop by another
+    schedule, so another derivative of the loop may take its place. We compare the rule itself, not
+    its name, so that no other rule passes."""
+    if eqn.primitive.name != "custom_vjp_call":
+        return False
+    module = sys.modules.get("equinox.internal._loop.checkpointed")
+    loop = getattr(module, "_checkpointed_while_loop", None)
+    if loop is None or owner_of_rule(eqn) is not loop:
+        return False
+    return sum(inner.primitive.name == "while" for inner in eqn.params["call_jaxpr"].eqns) == 1
+
+
+def _entered(eqn: Any) -> str | None:
+    return "call_jaxpr" if is_equinox_loop(eqn) else _ENTERED.get(name_of(eqn))
+
+
 def inner_programs(eqn: Any) -> list[Any]:
     """The jaxprs that an equation runs and that are differentiated with it."""
-    entered = _ENTERED.get(name_of(eqn))
+    entered = _entered(eqn)
     return [jaxpr for place, jaxpr in places(eqn) if place == entered]
 
 
 def with_inner_programs(eqn: Any, programs: Sequence[Any]) -> Any:
     """The equation with its `inner_programs` replaced."""
-    entered, rest = _ENTERED[name_of(eqn)], iter(programs)
+    entered, rest = _entered(eqn), iter(programs)
     return changed(eqn, lambda place, jaxpr: next(rest) if place == entered else jaxpr)
 
 
 def others(eqn: Any) -> list[Any]:
     """The jaxprs whose residuals may be kept although we do not enter them."""
-    name = name_of(eqn)
-    known = (_ENTERED.get(name), *_NOT_DIFFERENTIATED.get(name, ()))
+    known = (_entered(eqn), *_NOT_DIFFERENTIATED.get(name_of(eqn), ()))
     return [jaxpr for place, jaxpr in places(eqn) if place not in known]
 
 

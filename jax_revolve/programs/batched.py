@@ -26,8 +26,9 @@ def is_batched(eqn: Any) -> bool:
     return eqn.primitive.name == "while" and bool(eqn.params["cond_jaxpr"].out_avals[0].shape)
 
 
-def run_batched(params: dict[str, Any], *operands: Any) -> list[Any]:
-    """The results of a batched while loop, from a loop that runs while any example goes on."""
+def run_batched(params: dict[str, Any], bound: int | None, *operands: Any) -> list[Any]:
+    """The results of a batched while loop, from a loop that runs while any example goes on. If each
+    example stops after `bound` steps, by its own values, the loop says so by a counter."""
     first = params["cond_nconsts"]
     last = first + params["body_nconsts"]
     of_condition, of_body, init = operands[:first], operands[first:last], operands[last:]
@@ -40,6 +41,9 @@ def run_batched(params: dict[str, Any], *operands: Any) -> list[Any]:
         return list(init)
     axes, has_rows = tuple(range(start.ndim)), [False] * len(of_body) + [True] * len(init)
     is_independent = _rows(params["body_jaxpr"], start.ndim, has_rows) is not None
+    condition_has_rows = [False] * len(of_condition) + [True] * len(init)
+    if _rows(params["cond_jaxpr"], start.ndim, condition_has_rows) is None:
+        bound = None  # an example that is done may go on with the others
 
     def step(carry: Sequence[Any]) -> list[Any]:
         on, inputs = going(carry), list(carry)
@@ -48,7 +52,11 @@ def run_batched(params: dict[str, Any], *operands: Any) -> list[Any]:
         new = call_jaxpr(params["body_jaxpr"])(*of_body, *inputs)
         return [select(on, n, x, axes) for n, x in zip(new, carry, strict=True)]
 
-    return lax.while_loop(lambda carry: jnp.any(going(carry)), step, list(init))
+    if bound is None:
+        return lax.while_loop(lambda carry: jnp.any(going(carry)), step, list(init))
+    goes_on = lambda numbered: (numbered[0] < bound) & jnp.any(going(numbered[1]))  # noqa: E731
+    count = lambda numbered: (numbered[0] + 1, step(numbered[1]))  # noqa: E731
+    return lax.while_loop(goes_on, count, (jnp.int32(0), list(init)))[1]
 
 
 def _rows(jaxpr: Any, rank: int, inputs: Sequence[bool]) -> list[bool] | None:

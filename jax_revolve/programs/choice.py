@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from jax_revolve.jaxprs.equations import varies_unevenly
 from jax_revolve.loops.options import LoopOptions, try_storage
@@ -12,21 +12,44 @@ from jax_revolve.schedule.arguments import Memory, check_integer, parse_bytes
 from jax_revolve.schedule.options import check_bound
 from jax_revolve.schedule.planning import Checkpoints
 
+MaxSteps: TypeAlias = int | Literal["loop"] | None
+"""The most steps of while loops, or that each condition is to say it."""
+
 Where: TypeAlias = Callable[[FoundLoop], bool | dict[str, Any]]
 """Whether to checkpoint a loop, or the options for it."""
+
+
+def check_max_steps(max_steps: MaxSteps) -> int | None:
+    """Refuse what is no bound. Returns the one that is given, if any."""
+    if not isinstance(max_steps, str):
+        return check_bound(max_steps)
+    if max_steps != "loop":
+        raise ValueError(f'max_steps must be "loop", None or an int, but is {max_steps!r}.')
+    return None
 
 
 @dataclass(frozen=True)
 class _LoopOptions(LoopOptions):
     """The options of one loop, named as the arguments of the loops."""
 
-    max_steps: int | None = None
+    max_steps: MaxSteps = None
 
-    def replacement(self, loop: FoundLoop) -> Replacement:
+    def bound_of(self, loop: FoundLoop) -> int | None:
+        """The most steps of a while loop: what the user says and, if asked for, the loop itself.
+        Equinox's loops were made to be differentiated, so their bounds need no one to ask."""
+        given = check_max_steps(self.max_steps)
+        if loop.bound is None or (self.max_steps is None and not loop.is_equinox):
+            return given
+        return loop.bound if given is None else min(given, loop.bound)
+
+    def replacement(self, loop: FoundLoop) -> Replacement | None:
+        """What replaces a loop; `None` if Equinox's derivative of it must stay."""
+        bound = self.bound_of(loop)
         if loop.length is not None:
             plan, bound = self.plan_for(loop.length, is_while=False), None
-        elif self.max_steps is None and self.checkpoints in (None, "all"):
-            return Replacement(loop, None, None)  # without a bound, there is no plan
+        elif bound is None and self.checkpoints in (None, "all"):
+            # Without a bound, there is no plan.
+            return None if loop.is_equinox else Replacement(loop, None, None)
         elif varies_unevenly(loop._eqn):
             raise NotImplementedError(
                 f"the loop {loop.name!r} of {loop.source} takes different numbers of steps on "
@@ -35,7 +58,7 @@ class _LoopOptions(LoopOptions):
                 "jax.lax.pcast(carry, axes, to='varying'), or leave it out with where."
             )
         else:
-            plan, bound = self.plan_for(self.max_steps, is_while=True), self.max_steps
+            plan = self.plan_for(bound, is_while=True)
         try_storage(plan)
         return Replacement(loop, plan, bound, self.listener)
 
@@ -47,12 +70,12 @@ class Choice:
     checkpoints: Checkpoints = None
     memory: Memory = None
     min_length: int | None = None
-    max_steps: int | None = None
+    max_steps: MaxSteps = None
     where: Where | None = None
 
     def __post_init__(self) -> None:
         LoopOptions(self.checkpoints, memory=self.memory)
-        check_bound(self.max_steps)
+        check_max_steps(self.max_steps)
         if self.min_length is not None:
             check_integer("min_length", self.min_length, least=1)
         if self.where is not None and not callable(self.where):
@@ -76,7 +99,8 @@ class Choice:
         for loop in loops:
             if loop.is_own or (options := self._options(loop)) is None:
                 continue
-            replacement = options.replacement(loop)
+            if (replacement := options.replacement(loop)) is None:
+                continue
             given = (options.checkpoints, options.memory, options.plan, options.storage)
             is_open = replacement.plan is not None and all(option is None for option in given)
             if self.memory is not None and is_open:

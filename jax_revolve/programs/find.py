@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from jax_revolve._compat.functions import Mask
 from jax_revolve._compat.jaxprs import (
+    closed_call_p,
     name_of,
     name_of_function,
     parameters_of,
@@ -33,6 +34,7 @@ from jax_revolve.jaxprs.evaluate import call_in_place, run_in_place
 from jax_revolve.jaxprs.walk import (
     inner_jaxprs,
     inner_programs,
+    is_equinox_loop,
     not_differentiated,
     others,
     with_inner_programs,
@@ -47,6 +49,7 @@ from jax_revolve.programs.derivative import (
     gradient_of,
     with_keys,
 )
+from jax_revolve.programs.guards import without_guards
 from jax_revolve.progress.meters import Listener
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.options import LARGEST_BOUND, Options
@@ -74,6 +77,10 @@ class FoundLoop:
     - `runs`: how often it runs, at most: as often as the loops around it have steps. `None` inside
         a while loop without a bound.
     - `is_own`: whether it is a loop of this library, not of `jax.lax`.
+    - `bound`: the most steps of a while loop, if its condition contains `counter < constant`, where
+        the counter starts at a known value and each step adds the same number to it.
+    - `is_equinox`: whether it is a loop of Equinox with `kind="checkpointed"`, whose derivative is
+        Equinox's unless it is replaced.
     - `carry_bytes`: the bytes of its carry.
     - `residual_bytes`: the most bytes that `jax.lax` keeps of each step for the reverse pass,
         without checkpoints. While loops inside, which have no reverse mode then, count with their
@@ -87,6 +94,8 @@ class FoundLoop:
     depth: int
     runs: int | None
     is_own: bool
+    bound: int | None
+    is_equinox: bool
     carry_bytes: int
     key: Key = field(repr=False)
     # The keys of the equations around it that are recomputed when they are transposed.
@@ -207,12 +216,12 @@ def _with_one_checkpoint(loops: Iterable[FoundLoop]) -> dict[Key, "Replacement"]
     return {o.key: Replacement(o, Plan(n, 1), None) for o, n in lengths if n}
 
 
-def find_loops(jaxpr: Any, mask: Mask) -> list[FoundLoop]:
-    """The loops of a program, each before those inside it."""
+def find_loops(jaxpr: Any, mask: Mask, bounds: Mapping[Key, int]) -> list[FoundLoop]:
+    """The loops of a program, each before those inside it. `bounds` are those of while loops."""
     program = Program(jaxpr, mask)
     for eqn, key, around in _equations(jaxpr):
         if (loop := _loop_in(eqn)) is not None:
-            program.loops.append(_found(program, eqn, loop, key, around))
+            program.loops.append(_found(program, eqn, loop, key, around, bounds.get(key)))
     return program.loops
 
 
@@ -228,7 +237,12 @@ def find_differentiated(jaxpr: Any) -> list[tuple[FoundLoop, Decided | None]]:
 
 
 def _found(
-    program: "Program", eqn: Any, loop: Loop, key: Key, around: tuple[Any, ...]
+    program: "Program",
+    eqn: Any,
+    loop: Loop,
+    key: Key,
+    around: tuple[Any, ...],
+    bound: int | None = None,
 ) -> FoundLoop:
     outer = [length for each in around for length in _length_of(each)]
     known = [length for length in outer if length is not None]
@@ -240,6 +254,8 @@ def _found(
         depth=len(outer),
         runs=prod(known) if known == outer else None,
         is_own=eqn.primitive in (loop_p, forward_sweep_p),
+        bound=bound,
+        is_equinox=loop.condition is not None and any(map(is_equinox_loop, around[-1:])),
         carry_bytes=bytes_of(loop.output_types[: loop.num_carry]),
         key=key,
         recomputed=tuple(key[: 2 * i + 1] for i, each in enumerate(around) if is_recomputed(each)),
@@ -366,6 +382,7 @@ def resolved(plan: Plan | Options, length: int | None, sizes: Sizes, *, is_while
 @dataclass(frozen=True)
 class Replacement:
     """The checkpointed loop that replaces one of lax's: its plan and, for a while loop, its bound.
+    A loop that cannot take more steps raises no error at its bound.
 
     Without a plan, the replacement is lax's own while loop, with an error in reverse mode that
     names the missing argument.
@@ -377,7 +394,7 @@ class Replacement:
     progress: Listener | None = None
 
     def loop(self, eqn: Any) -> Loop:
-        equation = _loop_in(eqn)
+        equation = _loop_in(without_guards(eqn, self.of.enclosing) if self.of.is_equinox else eqn)
         assert equation is not None
         if self.of.is_own:
             return equation._replace(plan=self.plan)
@@ -400,7 +417,7 @@ class Replacement:
             return call_in_place(refuse, eqn, self.of.enclosing)
         loop = self.loop(eqn)
         can_stop_early = loop.condition is not None and loop.length is not None
-        can_stop_early &= not self.of.is_own
+        can_stop_early &= not self.of.is_own and self.max_steps != self.of.bound
         if not can_stop_early and self.progress is None:
             return eqn.replace(primitive=loop_p, params={"function": loop})
 
@@ -418,7 +435,13 @@ def replace_loops(jaxpr: Any, replacements: Replacements, around: Key = ()) -> A
     for index, eqn in enumerate(jaxpr.eqns):
         key = (*around, index)
         new = _with_inside(eqn, key, replacements)
-        equations.append(replacements[key].equation(new) if key in replacements else new)
+        if key in replacements:
+            new = replacements[key].equation(new)
+        elif is_equinox_loop(eqn) and not is_equinox_loop(new):
+            program = new.params["call_jaxpr"]  # with our loop, whose derivative is the rule now
+            params, effects = {"call_jaxpr": program}, program.effects
+            new = new.replace(primitive=closed_call_p, params=params, effects=effects)
+        equations.append(new)
     return with_equations(jaxpr, equations)
 
 

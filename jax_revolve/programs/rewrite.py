@@ -19,8 +19,9 @@ from jax_revolve.jaxprs.evaluate import call_in_place
 from jax_revolve.jaxprs.parts import without_consts
 from jax_revolve.jaxprs.walk import inner_programs, with_inner_programs
 from jax_revolve.programs.batched import is_batched, run_batched
+from jax_revolve.programs.bounds import read_bounds
 from jax_revolve.programs.budget import run_sharing
-from jax_revolve.programs.choice import Choice, Where
+from jax_revolve.programs.choice import Choice, MaxSteps, Where
 from jax_revolve.programs.derivative import Key
 from jax_revolve.programs.find import (
     FoundLoop,
@@ -62,7 +63,7 @@ def checkpoint_loops(
     checkpoints: Checkpoints = None,
     memory: Memory = None,
     min_length: int | None = None,
-    max_steps: int | None = None,
+    max_steps: MaxSteps = None,
     where: Where | None = None,
 ) -> Callable[P, R]: ...
 
@@ -73,7 +74,7 @@ def checkpoint_loops(
     checkpoints: Checkpoints = None,
     memory: Memory = None,
     min_length: int | None = None,
-    max_steps: int | None = None,
+    max_steps: MaxSteps = None,
     where: Where | None = None,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 
@@ -86,7 +87,7 @@ def checkpoint_loops(
     checkpoints: Checkpoints = None,
     memory: Memory = None,
     min_length: int | None = None,
-    max_steps: int | None = None,
+    max_steps: MaxSteps = None,
     where: Where | None = None,
 ) -> Any:
     """`fun` with every loop that it runs checkpointed: `jax.lax.scan`, `fori_loop`, `map` and,
@@ -244,10 +245,12 @@ def trace(fun: Callable[..., Any], args: Any, kwargs: Any) -> Traced:
             "model(x))(model, x). The function can then change its variables."
         )
         raise
-    closed, consts = without_consts(_readable(closed))
+    readable = _readable(closed, read_bounds(closed))
+    bounds = read_bounds(readable)
+    closed, consts = without_consts(readable)
     arguments = closed.in_avals[len(consts) :]
     mask = (*(is_inexact(c) and is_traced(c) for c in consts), *map(is_inexact, arguments))
-    return Traced(closed, consts, mask, find_loops(closed, mask), types, static)
+    return Traced(closed, consts, mask, find_loops(closed, mask, bounds), types, static)
 
 
 def inputs_of(tree: Any) -> list[Any]:
@@ -256,21 +259,30 @@ def inputs_of(tree: Any) -> list[Any]:
     return list(filter(is_input, jax.tree.leaves(tree)))
 
 
-def _readable(jaxpr: Any, enclosing: tuple[Any, ...] = ()) -> Any:
+def _readable(
+    jaxpr: Any, bounds: Mapping[Key, int], enclosing: tuple[Any, ...] = (), around: Key = ()
+) -> Any:
     """The program with loops that we can read: batched while loops are written out, and loops with
-    mutable references become pure ones."""
+    mutable references become pure ones. `bounds` are the bounds of its while loops."""
 
-    def readable(eqn: Any) -> Any:
+    def readable(index: int, old: Any) -> Any:
+        eqn, key = old, (*around, index)
         if is_batched(eqn):
-            eqn = call_in_place(partial(run_batched, eqn.params), eqn, enclosing)
+            run = partial(run_batched, eqn.params, bounds.get(key))
+            eqn = call_in_place(run, eqn, enclosing)
         elif eqn.primitive.name in READ and uses_references(eqn):
             eqn = _on_contents(eqn, enclosing)
         within = (*enclosing, eqn) if is_shard_map(eqn) else enclosing
         programs = inner_programs(eqn)
-        new = [_readable(program, within) for program in programs]
+        new = [
+            _readable(program, bounds, within, (*key, part))
+            if eqn is old
+            else _readable(program, read_bounds(program), within)
+            for part, program in enumerate(programs)
+        ]
         return with_inner_programs(eqn, new) if programs else eqn
 
-    return with_equations(jaxpr, list(map(readable, jaxpr.eqns)))
+    return with_equations(jaxpr, list(map(readable, range(len(jaxpr.eqns)), jaxpr.eqns)))
 
 
 def _on_contents(eqn: Any, enclosing: tuple[Any, ...]) -> Any:

@@ -1,0 +1,189 @@
+"""Bounds of while loops, read from their conditions.
+
+A condition that implies `counter < constant` bounds the loop if the counter starts at a known value
+and every step adds the same known number to it. So we run the program on what is known of its
+values: numbers and, in a step and its condition, how they differ from the carry. The result of an
+operation that is not listed here is unknown, and bounds nothing.
+"""
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from jax_revolve._compat.jaxprs import is_literal
+from jax_revolve.jaxprs.walk import CALLS, inner_programs
+from jax_revolve.programs.derivative import Key
+from jax_revolve.schedule.options import LARGEST_BOUND
+from jax_revolve.step.equation import READ
+
+
+class _Shifted(NamedTuple):
+    """`entry + by`, where `entry` is the index of a leaf of the carry before the step."""
+
+    entry: int
+    by: int
+
+
+class _Fact(NamedTuple):
+    """That `sign * value < than`."""
+
+    value: _Shifted
+    sign: int
+    than: int
+
+
+class _Says(NamedTuple):
+    """What follows from a truth value if it is true, and if it is false."""
+
+    if_true: frozenset[_Fact] = frozenset()
+    if_false: frozenset[_Fact] = frozenset()
+
+
+_Known: TypeAlias = int | _Shifted | _Says | None
+"""What is known of a value, or of every entry of an array."""
+
+_SAME = ("copy", "convert_element_type", "broadcast_in_dim", "reshape", "squeeze", "nonbatchable")
+_NUMBERS: Mapping[str, Callable[[int, int], int]] = {
+    **{"add": operator.add, "sub": operator.sub, "mul": operator.mul},
+    **{"max": max, "min": min},
+}
+_RUN = {**CALLS, "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
+
+
+def read_bounds(closed: Any) -> dict[Key, int]:
+    """The bounds of the while loops of a program by their keys, as far as they can be read."""
+    bounds: dict[Key, int] = {}
+    _run(closed, [None] * len(closed.in_avals), bounds, ())
+    return bounds
+
+
+def _run(program: Any, inputs: Sequence[_Known], bounds: dict[Key, int], key: Key) -> list[_Known]:
+    """What is known of the results of a program. Adds the bounds of the loops in it."""
+    jaxpr, consts = getattr(program, "jaxpr", program), getattr(program, "consts", ())
+    known = dict(zip(jaxpr.constvars, map(_value_of, consts), strict=False))
+    known.update(zip(jaxpr.invars, inputs, strict=True))
+
+    def read(atom: Any) -> _Known:
+        return _value_of(atom.val) if is_literal(atom) else known.get(atom)
+
+    for index, eqn in enumerate(jaxpr.eqns):
+        name, operands, here = eqn.primitive.name, list(map(read, eqn.invars)), (*key, index)
+        numbers = [x if isinstance(x, int) else None for x in operands]
+        if name == "while":
+            results = _run_while(eqn, numbers, bounds, here)
+        elif (inner := eqn.params.get(_RUN.get(name))) is not None:
+            results = _run(inner, operands, bounds, (*here, 0))
+        else:
+            results = [_result(eqn, operands)] if eqn.outvars else []
+            first = READ[name](eqn).num_consts if name == "scan" else 0
+            for part, inner in enumerate(inner_programs(eqn)):
+                inputs = numbers[1:] if name == "cond" else numbers[:first]
+                rest = [None] * (len(getattr(inner, "jaxpr", inner).invars) - len(inputs))
+                _run(inner, [*inputs, *rest], bounds, (*here, part))
+        known.update(zip(eqn.outvars, results, strict=False))
+    return list(map(read, jaxpr.outvars))
+
+
+def _run_while(
+    eqn: Any, numbers: list[int | None], bounds: dict[Key, int], key: Key
+) -> list[_Known]:
+    loop = READ["while"](eqn)
+    consts, start, _ = loop.operands(numbers)
+    of_step = consts[loop.num_condition_consts :]
+    variables = loop.jaxpr.jaxpr.invars[len(of_step) :]
+    stays = [new is old for new, old in zip(loop.jaxpr.jaxpr.outvars, variables, strict=True)]
+    fixed = [x if same else None for x, same in zip(start, stays, strict=True)]
+    carry = [_Shifted(i, 0) if x is None else x for i, x in enumerate(fixed)]
+    new = _run(loop.jaxpr, [*of_step, *carry], bounds, (*key, 0))
+    (says,) = _run(loop.condition, [*consts[: loop.num_condition_consts], *carry], {}, ())
+    facts = says.if_true if isinstance(says, _Says) else ()
+    found = [_steps(fact, start, new, variables) for fact in facts]
+    if least := [n for n in found if n is not None and n <= LARGEST_BOUND]:
+        bounds[key] = min(least)
+    return fixed
+
+
+def _steps(
+    fact: _Fact, start: list[Any], new: list[_Known], variables: Sequence[Any]
+) -> int | None:
+    """The steps after which a fact no longer holds."""
+    (entry, by), sign, than = fact
+    first, after = start[entry], new[entry]
+    if first is None or not isinstance(after, _Shifted) or after.entry != entry:
+        return None
+    if (step := sign * after.by) <= 0:
+        return None
+    steps = max(0, -((sign * (first + by) - than) // step))
+    last = first + steps * after.by
+    fits = all(_fits(x, variables[entry].aval.dtype) for x in (last, last + by))
+    return steps if fits else None  # or the counter may overflow, and begin again
+
+
+def _result(eqn: Any, operands: list[_Known]) -> _Known:
+    name, dtype = eqn.primitive.name, getattr(eqn.outvars[0].aval, "dtype", None)
+    if name == "select_if_vmap":
+        return operands[1]
+    match operands:
+        case [value] if name in _SAME:
+            return value if _is_kept(eqn, value) else None
+        case [_Says() as value] if name == "unvmap_any" and not eqn.invars[0].aval.shape:
+            return value
+        case [_Says(if_true, if_false)] if name == "not":
+            return _Says(if_false, if_true)
+        case [x, y] if name in ("and", "or") and dtype == jnp.bool_:
+            a, b = (v if isinstance(v, _Says) else _Says() for v in (x, y))
+            if name == "and":
+                return _Says(a.if_true | b.if_true, a.if_false & b.if_false)
+            return _Says(a.if_true & b.if_true, a.if_false | b.if_false)
+        case [x, y] if name in ("lt", "ge"):
+            less = _Says(_less(x, y, 0), _less(y, x, 1))
+            return less if name == "lt" else _Says(*reversed(less))
+        case [x, y] if name in ("gt", "le"):
+            more = _Says(_less(y, x, 0), _less(x, y, 1))
+            return more if name == "gt" else _Says(*reversed(more))
+        case [int() as x, int() as y] if name in _NUMBERS:
+            number = _NUMBERS[name](x, y)
+            return number if _fits(number, dtype) else None
+        case [_Shifted(entry, by), int() as y] if name in ("add", "sub"):
+            return _Shifted(entry, by + y if name == "add" else by - y)
+        case [int() as x, _Shifted(entry, by)] if name == "add":
+            return _Shifted(entry, by + x)
+    return None
+
+
+def _less(x: _Known, y: _Known, more: int) -> frozenset[_Fact]:
+    """The fact that `x < y + more`, if one of them is a number and the other is not."""
+    if isinstance(x, _Shifted) and isinstance(y, int):
+        return frozenset([_Fact(x, 1, y + more)])
+    if isinstance(x, int) and isinstance(y, _Shifted):
+        return frozenset([_Fact(y, -1, more - x)])
+    return frozenset()
+
+
+def _is_kept(eqn: Any, value: _Known) -> bool:
+    """Whether a change of type or shape keeps what is known."""
+    old, new = eqn.invars[0].aval, eqn.outvars[0].aval
+    if isinstance(value, _Says):
+        return new.dtype == jnp.bool_ and (old.shape == new.shape or old.size == 1)
+    if not jnp.issubdtype(new.dtype, jnp.integer):
+        return False
+    if isinstance(value, _Shifted):
+        narrow = jnp.iinfo(old.dtype)
+        return old.shape == new.shape and all(_fits(x, new.dtype) for x in (narrow.min, narrow.max))
+    return value is not None and _fits(value, new.dtype)
+
+
+def _fits(number: int, dtype: Any) -> bool:
+    limits = jnp.iinfo(dtype)
+    return limits.min <= number <= limits.max
+
+
+def _value_of(x: Any) -> _Known:
+    if isinstance(x, jax.core.Tracer) or jnp.ndim(x):
+        return None
+    if jnp.issubdtype(jnp.result_type(x), jnp.integer):
+        return int(x)
+    return None

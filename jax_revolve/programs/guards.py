@@ -1,0 +1,114 @@
+"""What Equinox adds to the loops of `equinox.internal`, and our loops do not need.
+
+- *Guards*: under `jax.vmap`, Equinox's loop runs while any example goes on, and an example that is
+    done keeps its values, because each step selects them by a predicate in the carry. Our loops
+    mask such examples themselves, so that they make no derivative NaN. A guarded leaf of the carry
+    would depend on its old value in every step, so each checkpoint would hold it.
+- *Buffers*: a write into a buffer is transposed on the promise that no entry is written twice, or
+    read before it is written. As a plain write, it needs no promise.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+
+from jax_revolve._compat.jaxprs import is_literal, with_equations
+from jax_revolve.jaxprs.equations import is_shard_map
+from jax_revolve.jaxprs.evaluate import call_in_place
+from jax_revolve.jaxprs.walk import CALLS, inner_programs, with_inner_programs
+
+_PREDICATE = 1
+"""The index of the predicate in the carry, after the number of steps."""
+
+
+def without_guards(eqn: Any, enclosing: Sequence[Any]) -> Any:
+    """The `while` in a loop of Equinox, with plain writes into buffers and, unless it was batched,
+    without guards."""
+    first, params, predicates = eqn.params["body_nconsts"], eqn.params, list[Any]()
+    condition = _unguarded(params["cond_jaxpr"])
+    if condition is not None:
+        params = {**params, "cond_jaxpr": condition}
+        predicates = [params["body_jaxpr"].jaxpr.invars[first + _PREDICATE]]
+    body = _plain(params["body_jaxpr"], predicates, enclosing)
+    return eqn.replace(params={**params, "body_jaxpr": body})
+
+
+def _unguarded(closed: Any) -> Any:
+    """The condition of one example; `None` if it is not `nonbatchable(unvmap_any(holds))` or
+    `nonbatchable(unvmap_any(holds) & is_within_bound)` for a scalar."""
+    made = {v: eqn for eqn in closed.jaxpr.eqns for v in eqn.outvars}
+    path, atom = list[Any](), closed.jaxpr.outvars[0]
+    while not is_literal(atom) and atom in made and len(path) < 3:
+        path.append(made[atom])
+        atom = path[-1].invars[0]
+        if path[-1].primitive.name == "unvmap_any":
+            break
+    guards = [eqn for eqn in path if eqn.primitive.name != "and"]
+    if [eqn.primitive.name for eqn in guards] != ["nonbatchable", "unvmap_any"] or atom.aval.shape:
+        return None
+    same = {eqn.outvars[0]: eqn.invars[0] for eqn in guards}
+    return _with_same(closed, same, [eqn for eqn in closed.eqns if eqn.outvars[0] not in same])
+
+
+def _plain(program: Any, predicates: Sequence[Any], enclosing: Sequence[Any]) -> Any:
+    """A program with plain writes into buffers, and without guards by these predicates."""
+    same, true, equations = dict[Any, Any](), set(predicates), list[Any]()
+
+    def holds(atom: Any) -> bool:
+        if is_literal(atom):
+            return atom.aval.dtype == jnp.bool_ and bool(atom.val)
+        return atom in true
+
+    for old in program.eqns:
+        eqn = _renamed(old, same)
+        name, is_true = eqn.primitive.name, list(map(holds, eqn.invars))
+        if name == "select_if_vmap" and is_true[0]:
+            same[eqn.outvars[0]] = eqn.invars[1]
+            continue
+        if name in ("copy", "and") and all(is_true):
+            true.update(eqn.outvars)
+        if _is_write(eqn.primitive, eqn.params):
+            write = partial(eqn.primitive.impl, **eqn.params)
+            eqn = call_in_place(write, eqn, enclosing)
+        within = (*enclosing, eqn) if is_shard_map(eqn) else enclosing
+        known = is_true if eqn.primitive.name in CALLS else is_true[1:] if name == "cond" else []
+        new = [
+            _plain(inner, [v for v, x in zip(_inputs(inner), known, strict=False) if x], within)
+            for inner in inner_programs(eqn)
+        ]
+        equations.append(with_inner_programs(eqn, new) if new else eqn)
+    return _with_same(program, same, equations)
+
+
+def _is_write(primitive: Any, params: Mapping[str, Any]) -> bool:
+    """Whether a primitive writes into a buffer, or is such a one under `jax.vmap`."""
+    if primitive.name == "vprim":
+        return _is_write(params["prim"], dict(params["params"]))
+    return primitive.name == "maybe_set"
+
+
+def _inputs(program: Any) -> Sequence[Any]:
+    return getattr(program, "jaxpr", program).invars
+
+
+def _with_same(program: Any, same: Mapping[Any, Any], equations: Sequence[Any]) -> Any:
+    """The program with these equations, and with variables replaced by the same ones."""
+    if not same:
+        return with_equations(program, equations)
+    kept = [_renamed(eqn, same) for eqn in equations]
+    outvars = getattr(program, "jaxpr", program).outvars
+    return with_equations(program, kept, outvars=[_first(v, same) for v in outvars])
+
+
+def _renamed(eqn: Any, same: Mapping[Any, Any]) -> Any:
+    invars = [_first(v, same) for v in eqn.invars]
+    return eqn if invars == list(eqn.invars) else eqn.replace(invars=invars)
+
+
+def _first(atom: Any, same: Mapping[Any, Any]) -> Any:
+    """The atom that was there first of those that are the same."""
+    while not is_literal(atom) and atom in same:
+        atom = same[atom]
+    return atom
