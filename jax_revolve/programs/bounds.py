@@ -10,10 +10,10 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-import jax
 import jax.numpy as jnp
 
 from jax_revolve._compat.jaxprs import is_literal
+from jax_revolve._compat.values import is_traced
 from jax_revolve.jaxprs.walk import CALLS, inner_programs
 from jax_revolve.programs.derivative import Key
 from jax_revolve.schedule.options import LARGEST_BOUND
@@ -47,8 +47,11 @@ _Known: TypeAlias = int | _Shifted | _Says | None
 
 _SAME = ("copy", "convert_element_type", "broadcast_in_dim", "reshape", "squeeze", "nonbatchable")
 _NUMBERS: Mapping[str, Callable[[int, int], int]] = {
-    **{"add": operator.add, "sub": operator.sub, "mul": operator.mul},
-    **{"max": max, "min": min},
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "max": max,
+    "min": min,
 }
 _RUN = {**CALLS, "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
 
@@ -182,8 +185,5 @@ def _fits(number: int, dtype: Any) -> bool:
 
 
 def _value_of(x: Any) -> _Known:
-    if isinstance(x, jax.core.Tracer) or jnp.ndim(x):
-        return None
-    if jnp.issubdtype(jnp.result_type(x), jnp.integer):
-        return int(x)
-    return None
+    is_integer = not is_traced(x) and jnp.issubdtype(jnp.result_type(x), jnp.integer)
+    return int(x) if is_integer and not jnp.ndim(x) else None

@@ -246,16 +246,17 @@ def _found(
 ) -> FoundLoop:
     outer = [length for each in around for length in _length_of(each)]
     known = [length for length in outer if length is not None]
+    is_equinox = loop.condition is not None and any(map(is_equinox_loop, around[-1:]))
     return FoundLoop(
         name="/".join(_names((*around, eqn))),
-        source=_source((*around, eqn)),
+        source=_source(around if is_equinox else (*around, eqn)),  # the loop itself is in Equinox
         kind="scan" if loop.condition is None else "while",
         length=loop.length,
         depth=len(outer),
         runs=prod(known) if known == outer else None,
         is_own=eqn.primitive in (loop_p, forward_sweep_p),
         bound=bound,
-        is_equinox=loop.condition is not None and any(map(is_equinox_loop, around[-1:])),
+        is_equinox=is_equinox,
         carry_bytes=bytes_of(loop.output_types[: loop.num_carry]),
         key=key,
         recomputed=tuple(key[: 2 * i + 1] for i, each in enumerate(around) if is_recomputed(each)),

@@ -39,14 +39,15 @@ def _unguarded(closed: Any) -> Any:
     """The condition of one example; `None` if it is not `nonbatchable(unvmap_any(holds))` or
     `nonbatchable(unvmap_any(holds) & is_within_bound)` for a scalar."""
     made = {v: eqn for eqn in closed.jaxpr.eqns for v in eqn.outvars}
-    path, atom = list[Any](), closed.jaxpr.outvars[0]
+    path, (atom,) = list[Any](), closed.jaxpr.outvars
     while not is_literal(atom) and atom in made and len(path) < 3:
         path.append(made[atom])
         atom = path[-1].invars[0]
         if path[-1].primitive.name == "unvmap_any":
             break
     guards = [eqn for eqn in path if eqn.primitive.name != "and"]
-    if [eqn.primitive.name for eqn in guards] != ["nonbatchable", "unvmap_any"] or atom.aval.shape:
+    names = [eqn.primitive.name for eqn in guards]
+    if names != ["nonbatchable", "unvmap_any"] or guards[-1].invars[0].aval.shape:
         return None
     same = {eqn.outvars[0]: eqn.invars[0] for eqn in guards}
     return _with_same(closed, same, [eqn for eqn in closed.eqns if eqn.outvars[0] not in same])
@@ -57,9 +58,9 @@ def _plain(program: Any, predicates: Sequence[Any], enclosing: Sequence[Any]) ->
     same, true, equations = dict[Any, Any](), set(predicates), list[Any]()
 
     def holds(atom: Any) -> bool:
-        if is_literal(atom):
-            return atom.aval.dtype == jnp.bool_ and bool(atom.val)
-        return atom in true
+        if not is_literal(atom):
+            return atom in true
+        return jnp.result_type(atom.val) == jnp.bool_ and bool(atom.val)
 
     for old in program.eqns:
         eqn = _renamed(old, same)
