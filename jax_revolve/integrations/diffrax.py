@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Any
 
 import equinox as eqx
@@ -19,13 +18,9 @@ except ModuleNotFoundError as error:
         'pip install "diffrax>=0.6.2".'
     ) from error
 
+from jax_revolve.integrations._adjoints import Options, refuse
 from jax_revolve.integrations._stages import with_scanned_stages
 from jax_revolve.integrations.equinox import filter_bounded_while_loop
-from jax_revolve.loops.options import LoopOptions
-from jax_revolve.progress.meters import ProgressMeter
-from jax_revolve.schedule.arguments import Memory
-from jax_revolve.schedule.plan import Plan
-from jax_revolve.schedule.storage import Storage
 
 TRIED = "0.6.2 to 0.7.2"
 """The versions of Diffrax with the private interface that we use."""
@@ -41,7 +36,7 @@ LOOP_ARGUMENTS = {
 }
 
 
-class RevolveAdjoint(diffrax.AbstractAdjoint):
+class RevolveAdjoint(Options, diffrax.AbstractAdjoint):
     """Differentiates [`diffrax.diffeqsolve`](https://docs.kidger.site/diffrax/) by differentiating
     the numerical solution, in forward mode and in reverse mode, to any order.
 
@@ -91,20 +86,12 @@ class RevolveAdjoint(diffrax.AbstractAdjoint):
         ```
     """
 
-    checkpoints: Any = None
-    memory: Memory = None
-    block_size: int | None = None
-    storage: Storage | None = None
-    plan: Plan | None = None
-    progress: bool | ProgressMeter = False
-
     def __check_init__(self) -> None:
         check_interface()
-        LoopOptions(**self._given)
 
-    @property
-    def _given(self) -> dict[str, Any]:
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+    def apply(self, *_: Any) -> Any:
+        """Refuse Optimistix, which calls this method."""
+        refuse("diffrax", "optimistix")
 
     def loop(
         self,

@@ -99,7 +99,10 @@ def _run_while(
     variables = loop.jaxpr.jaxpr.invars[len(of_step) :]
     stays = [new is old for new, old in zip(loop.jaxpr.jaxpr.outvars, variables, strict=True)]
     fixed = [x if same else None for x, same in zip(start, stays, strict=True)]
-    carry = [_Shifted(i, 0) if x is None else x for i, x in enumerate(fixed)]
+    carry = [
+        _Shifted(i, 0) if x is None and _is_integer(v.aval) else x
+        for i, (x, v) in enumerate(zip(fixed, variables, strict=True))
+    ]
     new = _run(loop.jaxpr, [*of_step, *carry], bounds, (*key, 0))
     (says,) = _run(loop.condition, [*consts[: loop.num_condition_consts], *carry], {}, ())
     facts = says.if_true if isinstance(says, _Says) else ()
@@ -112,14 +115,14 @@ def _run_while(
 def _steps(
     fact: _Fact, start: list[Any], new: list[_Known], variables: Sequence[Any]
 ) -> int | None:
-    """The steps after which a fact no longer holds."""
+    """The steps after which a fact no longer holds, at least one, because a plan has steps."""
     (entry, by), sign, than = fact
     first, after = start[entry], new[entry]
     if first is None or not isinstance(after, _Shifted) or after.entry != entry:
         return None
     if (step := sign * after.by) <= 0:
         return None
-    steps = max(0, -((sign * (first + by) - than) // step))
+    steps = max(1, -((sign * (first + by) - than) // step))
     last = first + steps * after.by
     fits = all(_fits(x, variables[entry].aval.dtype) for x in (last, last + by))
     return steps if fits else None  # or the counter may overflow, and begin again
@@ -171,12 +174,16 @@ def _is_kept(eqn: Any, value: _Known) -> bool:
     old, new = eqn.invars[0].aval, eqn.outvars[0].aval
     if isinstance(value, _Says):
         return new.dtype == jnp.bool_ and (old.shape == new.shape or old.size == 1)
-    if not jnp.issubdtype(new.dtype, jnp.integer):
+    if not _is_integer(new):
         return False
     if isinstance(value, _Shifted):
         narrow = jnp.iinfo(old.dtype)
         return old.shape == new.shape and all(_fits(x, new.dtype) for x in (narrow.min, narrow.max))
     return value is not None and _fits(value, new.dtype)
+
+
+def _is_integer(value: Any) -> bool:
+    return jnp.issubdtype(value.dtype, jnp.integer)
 
 
 def _fits(number: int, dtype: Any) -> bool:
