@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -108,12 +109,8 @@ class RevolveAdjoint(Options, diffrax.AbstractAdjoint):
         """Diffrax's own loop, with loops of jax_revolve inside. Diffrax calls this method."""
         del throw, passed_solver_state, passed_controller_state
 
-        def outer_while_loop(*functions_and_init: Any, max_steps: int | None, buffers: Any) -> Any:
-            # Diffrax raises its own error at the bound. We find the leaves to store ourselves.
-            del buffers
-            options = {"max_steps": max_steps, "throw": False, **self._given}
-            return filter_bounded_while_loop(*functions_and_init, **options)
-
+        # Diffrax raises its own error at the bound.
+        outer_while_loop = partial(filter_bounded_while_loop, throw=False, **self._given)
         final_state = self._loop(
             solver=with_scanned_stages(solver),
             event=_as_seen_with(solver, event),

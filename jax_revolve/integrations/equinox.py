@@ -20,11 +20,16 @@ from jax_revolve.loops.while_loop import bounded_while_loop
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _typed_as(loop: F) -> Callable[[Callable[..., Any]], F]:
-    """Gives a function the signature of a loop, for type checkers and at run time."""
+def _typed_as(loop: F, **more: Any) -> Callable[[Callable[..., Any]], F]:
+    """Gives a function the signature of a loop, for type checkers and at run time, where it has
+    `more` arguments with these defaults."""
 
     def decorate(function: Any) -> Any:
-        function.__signature__ = inspect.signature(loop)
+        signature, kind = inspect.signature(loop), inspect.Parameter.KEYWORD_ONLY
+        added = [inspect.Parameter(name, kind, default=x) for name, x in more.items()]
+        function.__signature__ = signature.replace(
+            parameters=[*signature.parameters.values(), *added]
+        )
         return function
 
     return decorate
@@ -95,9 +100,15 @@ def filter_checkpointed_scan(f: Any, init: Any, xs: Any = None, *args: Any, **op
     return run_with_variables("init", init, run)
 
 
-@_typed_as(bounded_while_loop)
+@_typed_as(bounded_while_loop, buffers=None)
 def filter_bounded_while_loop(
-    cond_fun: Any, body_fun: Any, init_val: Any, *, with_steps: bool = False, **options: Any
+    cond_fun: Any,
+    body_fun: Any,
+    init_val: Any,
+    *,
+    with_steps: bool = False,
+    buffers: Any = None,
+    **options: Any,
 ) -> Any:
     """[`jax_revolve.bounded_while_loop`][] for a value with leaves that are not arrays, which must
     be the same after every step. A loop that reaches its bound raises an error at run time, unless
@@ -108,7 +119,8 @@ def filter_bounded_while_loop(
 
     **Arguments:**
 
-    As [`jax_revolve.bounded_while_loop`][].
+    As [`jax_revolve.bounded_while_loop`][]. `buffers`, which libraries pass to Equinox's loops, is
+    not needed: which arrays a checkpoint holds follows from the body.
 
     **Returns:**
 
@@ -140,6 +152,8 @@ def filter_bounded_while_loop(
         jax.grad(lambda a: fixed_point(lambda x: jnp.cos(a * x), 1.0))(0.9)
         ```
     """
+
+    del buffers
 
     def run(init: Any, whole: Any, variables_of: Any) -> Any:
         def body(variables: Any) -> Any:

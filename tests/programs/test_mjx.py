@@ -37,17 +37,10 @@ def test_a_rollout_with_contacts() -> None:
     speed = jnp.asarray(-1.0)  # the ball touches the ground after two steps
     fun = checkpoint_loops(height, max_steps="loop", memory=BUDGET)
     explanation = explain(fun)(speed)
-    lengths = {loop.name: loop.plan.length for loop in explanation.loops}
-    assert lengths == {"scan": 20, "scan/step/forward/solve/while": 5, SEARCH: 7}
+    assert [loop.plan.length for loop in explanation.loops] == [20, 5, 7]
     assert explanation.memory <= BUDGET
-    value, gradient = compiled(jax.value_and_grad(fun), speed), compiled(height, speed)
-    found = value(speed)
-    h = 1e-6
-    np.testing.assert_allclose(found[0], gradient(speed), rtol=1e-9)
-    slope = (gradient(speed + h) - gradient(speed - h)) / (2 * h)
-    np.testing.assert_allclose(found[1], slope, rtol=1e-4)
-    held = [c.memory_analysis().temp_size_in_bytes for c in (value, gradient)]
-    print(held, explanation)
-
-
-SEARCH = "scan/step/forward/solve/while/scan"
+    gradient, value = compiled(jax.value_and_grad(fun), speed), compiled(height, speed)
+    (final, slope), h = gradient(speed), 1e-6
+    np.testing.assert_allclose(final, value(speed), rtol=1e-9)
+    np.testing.assert_allclose(slope, (value(speed + h) - value(speed - h)) / (2 * h), rtol=1e-4)
+    print([c.memory_analysis().temp_size_in_bytes for c in (value, gradient)], slope, explanation)
