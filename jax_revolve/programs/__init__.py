@@ -9,6 +9,8 @@ each, and runs the jaxpr with these loops replaced.
 - `find`: the loops in a jaxpr, at any depth, their sizes and replacements, and equations whose
   loops stay unchanged.
 - `derivative`: the gradient of a program, and what its loops decide in it.
+- `bounds`: the bounds of while loops, read from their conditions.
+- `guards`: what Equinox adds to its loops, and ours do not need.
 - `choice`: which loops to checkpoint, with which options.
 - `batched`: while loops with a batched predicate, made by `jax.vmap`.
 - `budget`: one memory budget for several loops, chosen where the program is differentiated.

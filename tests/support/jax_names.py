@@ -45,6 +45,10 @@ NAMES = (
     Names("jax.extend.core.primitives: convert_element_type_p", "only it makes types weak"),
     Names("jax.extend.core.primitives: cond_p", "lax.cond does not keep a single branch"),
     Names(
+        "jax.extend.core.primitives: closed_call_p",
+        "a program takes the place of a custom_vjp equation without being traced again",
+    ),
+    Names(
         "jax._src.core: internal_mutable_array_effect nonempty_axis_env trace_state_clean",
         "nothing public tells the effect of a new reference, and whether anything is traced, or an "
         "axis named",
