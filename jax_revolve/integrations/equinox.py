@@ -20,16 +20,11 @@ from jax_revolve.loops.while_loop import bounded_while_loop
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _typed_as(loop: F, **more: Any) -> Callable[[Callable[..., Any]], F]:
-    """Gives a function the signature of a loop, for type checkers and at run time, where it has
-    `more` arguments with these defaults."""
+def _typed_as(loop: F) -> Callable[[Callable[..., Any]], F]:
+    """Gives a function the signature of a loop, for type checkers and at run time."""
 
     def decorate(function: Any) -> Any:
-        signature, kind = inspect.signature(loop), inspect.Parameter.KEYWORD_ONLY
-        added = [inspect.Parameter(name, kind, default=x) for name, x in more.items()]
-        function.__signature__ = signature.replace(
-            parameters=[*signature.parameters.values(), *added]
-        )
+        function.__signature__ = inspect.signature(loop)
         return function
 
     return decorate
@@ -100,15 +95,9 @@ def filter_checkpointed_scan(f: Any, init: Any, xs: Any = None, *args: Any, **op
     return run_with_variables("init", init, run)
 
 
-@_typed_as(bounded_while_loop, buffers=None)
+@_typed_as(bounded_while_loop)
 def filter_bounded_while_loop(
-    cond_fun: Any,
-    body_fun: Any,
-    init_val: Any,
-    *,
-    with_steps: bool = False,
-    buffers: Any = None,
-    **options: Any,
+    cond_fun: Any, body_fun: Any, init_val: Any, *, with_steps: bool = False, **options: Any
 ) -> Any:
     """[`jax_revolve.bounded_while_loop`][] for a value with leaves that are not arrays, which must
     be the same after every step. A loop that reaches its bound raises an error at run time, unless
@@ -119,8 +108,8 @@ def filter_bounded_while_loop(
 
     **Arguments:**
 
-    As [`jax_revolve.bounded_while_loop`][]. `buffers`, which libraries pass to Equinox's loops, is
-    not needed: which arrays a checkpoint holds follows from the body.
+    As [`jax_revolve.bounded_while_loop`][]. Also `buffers`, as libraries pass to Equinox's loops,
+    which is not needed: the body shows which arrays a checkpoint holds.
 
     **Returns:**
 
@@ -153,7 +142,7 @@ def filter_bounded_while_loop(
         ```
     """
 
-    del buffers
+    options.pop("buffers", None)
 
     def run(init: Any, whole: Any, variables_of: Any) -> Any:
         def body(variables: Any) -> Any:

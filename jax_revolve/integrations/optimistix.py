@@ -24,22 +24,16 @@ class RevolveAdjoint(Options, optimistix.AbstractAdjoint):
     iterations, in forward mode and in reverse mode, to any order: `root_find`, `least_squares`,
     `minimise` and `fixed_point`.
 
-    The derivative is the derivative of what the iterations compute. At a converged solution,
-    `optimistix.ImplicitAdjoint` is better: it stores one iterate, and its derivative is exact even
-    if the solver stops early. Choose this adjoint if the iterations are not to converge, as in
-    unrolled or truncated solvers, if the solution depends on the initial guess, or if the Jacobian
-    at the solution is singular. `optimistix.RecursiveCheckpointAdjoint` computes the same gradient,
-    but has no forward mode and no second reverse mode.
+    At a converged solution, `optimistix.ImplicitAdjoint` is better, as it stores no iterates. This
+    adjoint is for solvers that stop early, whose solution depends on the initial guess, or with a
+    singular Jacobian there. `optimistix.RecursiveCheckpointAdjoint` computes the same gradient, but
+    has no forward mode and no second reverse mode.
 
     **Arguments:**
 
-    - `checkpoints`: the number of iterates to store at once in reverse mode, the initial one
-        included: an int >= 1, or `"all"` for as many as `max_steps`.
-    - `memory`, `block_size`, `storage`, `plan`, `progress`: as in
-        [`jax_revolve.bounded_while_loop`][].
-
-    By default, the memory is enough for about `(6 * max_steps) ** (1 / 3)` iterates, 12 for the 256
-    steps that are Optimistix's default. With `max_steps=None`, reverse mode needs `checkpoints`.
+    `checkpoints`, `memory`, `block_size`, `storage`, `plan` and `progress`, as in
+    [`jax_revolve.bounded_while_loop`][], where a carry is an iterate. With `max_steps=None`,
+    reverse mode needs `checkpoints`.
 
     **Raises:**
 

@@ -27,12 +27,8 @@ class _Shifted(NamedTuple):
     by: int
 
 
-class _Fact(NamedTuple):
-    """That `sign * value < than`."""
-
-    value: _Shifted
-    sign: int
-    than: int
+_Fact: TypeAlias = tuple[_Shifted, int, int]
+"""The value, sign and number of `sign * value < number`."""
 
 
 class _Says(NamedTuple):
@@ -47,11 +43,8 @@ _Known: TypeAlias = int | _Shifted | _Says | None
 
 _SAME = ("copy", "convert_element_type", "broadcast_in_dim", "reshape", "squeeze", "nonbatchable")
 _NUMBERS: Mapping[str, Callable[[int, int], int]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "max": max,
-    "min": min,
+    **{name: getattr(operator, name) for name in ("add", "sub", "mul")},
+    **{f.__name__: f for f in (max, min)},
 }
 _RUN = {**CALLS, "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
 
@@ -107,8 +100,8 @@ def _run_while(
     (says,) = _run(loop.condition, [*consts[: loop.num_condition_consts], *carry], {}, ())
     facts = says.if_true if isinstance(says, _Says) else ()
     found = [_steps(fact, start, new, variables) for fact in facts]
-    if least := [n for n in found if n is not None and n <= LARGEST_BOUND]:
-        bounds[key] = min(least)
+    if some := [n for n in found if n is not None and n <= LARGEST_BOUND]:
+        bounds[key] = min(some)
     return fixed
 
 
@@ -144,42 +137,38 @@ def _result(eqn: Any, operands: list[_Known]) -> _Known:
             if name == "and":
                 return _Says(a.if_true | b.if_true, a.if_false & b.if_false)
             return _Says(a.if_true & b.if_true, a.if_false | b.if_false)
-        case [x, y] if name in ("lt", "ge"):
-            less = _Says(_less(x, y, 0), _less(y, x, 1))
-            return less if name == "lt" else _Says(*reversed(less))
-        case [x, y] if name in ("gt", "le"):
-            more = _Says(_less(y, x, 0), _less(x, y, 1))
-            return more if name == "gt" else _Says(*reversed(more))
+        case [x, y] if name in ("lt", "ge", "gt", "le"):
+            x, y = (x, y) if name in ("lt", "ge") else (y, x)
+            less, not_less = _less(x, y, 0), _less(y, x, 1)
+            return _Says(less, not_less) if name in ("lt", "gt") else _Says(not_less, less)
         case [int() as x, int() as y] if name in _NUMBERS:
             number = _NUMBERS[name](x, y)
             return number if _fits(number, dtype) else None
-        case [_Shifted(entry, by), int() as y] if name in ("add", "sub"):
-            return _Shifted(entry, by + y if name == "add" else by - y)
-        case [int() as x, _Shifted(entry, by)] if name == "add":
-            return _Shifted(entry, by + x)
+        case [_Shifted(entry, by), int() as y] | [int() as y, _Shifted(entry, by)] if name == "add":
+            return _Shifted(entry, by + y)
+        case [_Shifted(entry, by), int() as y] if name == "sub":
+            return _Shifted(entry, by - y)
     return None
 
 
 def _less(x: _Known, y: _Known, more: int) -> frozenset[_Fact]:
     """The fact that `x < y + more`, if one of them is a number and the other is not."""
     if isinstance(x, _Shifted) and isinstance(y, int):
-        return frozenset([_Fact(x, 1, y + more)])
+        return frozenset([(x, 1, y + more)])
     if isinstance(x, int) and isinstance(y, _Shifted):
-        return frozenset([_Fact(y, -1, more - x)])
+        return frozenset([(y, -1, more - x)])
     return frozenset()
 
 
 def _is_kept(eqn: Any, value: _Known) -> bool:
     """Whether a change of type or shape keeps what is known."""
     old, new = eqn.invars[0].aval, eqn.outvars[0].aval
-    if isinstance(value, _Says):
-        return new.dtype == jnp.bool_ and (old.shape == new.shape or old.size == 1)
-    if not _is_integer(new):
-        return False
-    if isinstance(value, _Shifted):
-        narrow = jnp.iinfo(old.dtype)
-        return old.shape == new.shape and all(_fits(x, new.dtype) for x in (narrow.min, narrow.max))
-    return value is not None and _fits(value, new.dtype)
+    if isinstance(value, int):
+        return _is_integer(new) and _fits(value, new.dtype)
+    if isinstance(value, _Shifted) and _is_integer(new):
+        limits = jnp.iinfo(old.dtype)
+        return old.shape == new.shape and all(_fits(x, new.dtype) for x in (limits.min, limits.max))
+    return isinstance(value, _Says) and new.dtype == jnp.bool_ and old.shape == new.shape
 
 
 def _is_integer(value: Any) -> bool:

@@ -154,11 +154,12 @@ def _equations(
 
 @dataclass(eq=False)
 class Program:
-    """A traced function, its loops, and which of its inputs are differentiated; `None` if it takes
-    derivatives itself."""
+    """A traced function, its loops and the bounds of while loops, and which of its inputs are
+    differentiated; `None` if it takes derivatives itself."""
 
     closed: Any
     mask: Mask | None
+    bounds: Mapping[Key, int] = field(default_factory=dict)
     loops: list[FoundLoop] = field(default_factory=list)
 
     def decided(self, replacements: Replacements, mask: Mask | None = None) -> Decisions:
@@ -217,11 +218,11 @@ def _with_one_checkpoint(loops: Iterable[FoundLoop]) -> dict[Key, "Replacement"]
 
 
 def find_loops(jaxpr: Any, mask: Mask, bounds: Mapping[Key, int]) -> list[FoundLoop]:
-    """The loops of a program, each before those inside it. `bounds` are those of while loops."""
-    program = Program(jaxpr, mask)
+    """The loops of a program, each before those inside it."""
+    program = Program(jaxpr, mask, bounds)
     for eqn, key, around in _equations(jaxpr):
         if (loop := _loop_in(eqn)) is not None:
-            program.loops.append(_found(program, eqn, loop, key, around, bounds.get(key)))
+            program.loops.append(_found(program, eqn, loop, key, around))
     return program.loops
 
 
@@ -237,12 +238,7 @@ def find_differentiated(jaxpr: Any) -> list[tuple[FoundLoop, Decided | None]]:
 
 
 def _found(
-    program: "Program",
-    eqn: Any,
-    loop: Loop,
-    key: Key,
-    around: tuple[Any, ...],
-    bound: int | None = None,
+    program: "Program", eqn: Any, loop: Loop, key: Key, around: tuple[Any, ...]
 ) -> FoundLoop:
     outer = [length for each in around for length in _length_of(each)]
     known = [length for length in outer if length is not None]
@@ -255,7 +251,7 @@ def _found(
         depth=len(outer),
         runs=prod(known) if known == outer else None,
         is_own=eqn.primitive in (loop_p, forward_sweep_p),
-        bound=bound,
+        bound=program.bounds.get(key),
         is_equinox=is_equinox,
         carry_bytes=bytes_of(loop.output_types[: loop.num_carry]),
         key=key,

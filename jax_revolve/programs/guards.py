@@ -10,6 +10,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import compress
 from typing import Any
 
 import jax.numpy as jnp
@@ -19,38 +20,33 @@ from jax_revolve.jaxprs.equations import is_shard_map
 from jax_revolve.jaxprs.evaluate import call_in_place
 from jax_revolve.jaxprs.walk import CALLS, inner_programs, with_inner_programs
 
-_PREDICATE = 1
-"""The index of the predicate in the carry, after the number of steps."""
-
 
 def without_guards(eqn: Any, enclosing: Sequence[Any]) -> Any:
     """The `while` in a loop of Equinox, with plain writes into buffers and, unless it was batched,
     without guards."""
-    first, params, predicates = eqn.params["body_nconsts"], eqn.params, list[Any]()
-    condition = _unguarded(params["cond_jaxpr"])
-    if condition is not None:
-        params = {**params, "cond_jaxpr": condition}
-        predicates = [params["body_jaxpr"].jaxpr.invars[first + _PREDICATE]]
-    body = _plain(params["body_jaxpr"], predicates, enclosing)
-    return eqn.replace(params={**params, "body_jaxpr": body})
+    condition, body = _unguarded(eqn.params["cond_jaxpr"]), eqn.params["body_jaxpr"]
+    predicate = body.jaxpr.invars[eqn.params["body_nconsts"] + 1]  # after the number of steps
+    body = _plain(body, [] if condition is None else [predicate], enclosing)
+    condition = condition or eqn.params["cond_jaxpr"]
+    return eqn.replace(params={**eqn.params, "cond_jaxpr": condition, "body_jaxpr": body})
 
 
 def _unguarded(closed: Any) -> Any:
     """The condition of one example; `None` if it is not `nonbatchable(unvmap_any(holds))` or
     `nonbatchable(unvmap_any(holds) & is_within_bound)` for a scalar."""
-    made = {v: eqn for eqn in closed.jaxpr.eqns for v in eqn.outvars}
-    path, (atom,) = list[Any](), closed.jaxpr.outvars
-    while not is_literal(atom) and atom in made and len(path) < 3:
-        path.append(made[atom])
-        atom = path[-1].invars[0]
-        if path[-1].primitive.name == "unvmap_any":
-            break
-    guards = [eqn for eqn in path if eqn.primitive.name != "and"]
-    names = [eqn.primitive.name for eqn in guards]
-    if names != ["nonbatchable", "unvmap_any"] or guards[-1].invars[0].aval.shape:
+    made = {v: eqn for eqn in closed.eqns for v in eqn.outvars}
+    guards, (atom,) = list[Any](), closed.jaxpr.outvars
+    for name in ("nonbatchable", "and", "unvmap_any"):
+        eqn = None if is_literal(atom) else made.get(atom)
+        if eqn is not None and eqn.primitive.name == name:
+            atom = eqn.invars[0]
+            guards += [eqn] if name != "and" else []
+    if len(guards) != 2 or guards[-1].invars[0].aval.shape:
         return None
     same = {eqn.outvars[0]: eqn.invars[0] for eqn in guards}
-    return _with_same(closed, same, [eqn for eqn in closed.eqns if eqn.outvars[0] not in same])
+    return _with_same(
+        closed, same, [eqn for eqn in closed.eqns if same.keys().isdisjoint(eqn.outvars)]
+    )
 
 
 def _plain(program: Any, predicates: Sequence[Any], enclosing: Sequence[Any]) -> Any:
@@ -76,7 +72,7 @@ def _plain(program: Any, predicates: Sequence[Any], enclosing: Sequence[Any]) ->
         within = (*enclosing, eqn) if is_shard_map(eqn) else enclosing
         known = is_true if eqn.primitive.name in CALLS else is_true[1:] if name == "cond" else []
         new = [
-            _plain(inner, [v for v, x in zip(_inputs(inner), known, strict=False) if x], within)
+            _plain(inner, [*compress(_variables(inner).invars, known)], within)
             for inner in inner_programs(eqn)
         ]
         equations.append(with_inner_programs(eqn, new) if new else eqn)
@@ -90,8 +86,8 @@ def _is_write(primitive: Any, params: Mapping[str, Any]) -> bool:
     return primitive.name == "maybe_set"
 
 
-def _inputs(program: Any) -> Sequence[Any]:
-    return getattr(program, "jaxpr", program).invars
+def _variables(program: Any) -> Any:
+    return getattr(program, "jaxpr", program)
 
 
 def _with_same(program: Any, same: Mapping[Any, Any], equations: Sequence[Any]) -> Any:
@@ -99,8 +95,8 @@ def _with_same(program: Any, same: Mapping[Any, Any], equations: Sequence[Any]) 
     if not same:
         return with_equations(program, equations)
     kept = [_renamed(eqn, same) for eqn in equations]
-    outvars = getattr(program, "jaxpr", program).outvars
-    return with_equations(program, kept, outvars=[_first(v, same) for v in outvars])
+    outvars = [_first(v, same) for v in _variables(program).outvars]
+    return with_equations(program, kept, outvars=outvars)
 
 
 def _renamed(eqn: Any, same: Mapping[Any, Any]) -> Any:

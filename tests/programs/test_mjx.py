@@ -43,4 +43,3 @@ def test_a_rollout_with_contacts() -> None:
     (final, slope), h = gradient(speed), 1e-6
     np.testing.assert_allclose(final, value(speed), rtol=1e-9)
     np.testing.assert_allclose(slope, (value(speed + h) - value(speed - h)) / (2 * h), rtol=1e-4)
-    print([c.memory_analysis().temp_size_in_bytes for c in (value, gradient)], slope, explanation)
