@@ -1,5 +1,4 @@
-"""`RevolveAdjoint` for Optimistix: solvers differentiated through their iterations, in both modes
-and to any order."""
+"""`RevolveAdjoint`: Optimistix's solvers, differentiated in both modes within a memory budget."""
 
 from collections.abc import Callable
 from functools import partial
@@ -59,8 +58,7 @@ class RevolveAdjoint(Options, optimistix.AbstractAdjoint):
     def apply(
         self, primal_fn: Callable[..., Any], rewrite_fn: Callable[..., Any], inputs: Any, tags: Any
     ) -> Any:
-        """Run the solver with our loop. Optimistix calls this method, and itself says that the
-        solver reached its bound."""
+        """Run the solver with our loop. Optimistix says itself if that reaches its bound."""
         del rewrite_fn, tags
         loop = partial(filter_bounded_while_loop, throw=False, **self._given)
         return primal_fn((*inputs, loop))

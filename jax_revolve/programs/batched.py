@@ -41,9 +41,6 @@ def run_batched(params: dict[str, Any], bound: int | None, *operands: Any) -> li
         return list(init)
     axes, has_rows = tuple(range(start.ndim)), [False] * len(of_body) + [True] * len(init)
     is_independent = _rows(params["body_jaxpr"], start.ndim, has_rows) is not None
-    condition_has_rows = [False] * len(of_condition) + [True] * len(init)
-    if _rows(params["cond_jaxpr"], start.ndim, condition_has_rows) is None:
-        bound = None  # an example that is done may go on with the others
 
     def step(carry: Sequence[Any]) -> list[Any]:
         on, inputs = going(carry), list(carry)
@@ -52,7 +49,9 @@ def run_batched(params: dict[str, Any], bound: int | None, *operands: Any) -> li
         new = call_jaxpr(params["body_jaxpr"])(*of_body, *inputs)
         return [select(on, n, x, axes) for n, x in zip(new, carry, strict=True)]
 
-    if bound is None:
+    has_rows = [False] * len(of_condition) + [True] * len(init)
+    if bound is None or _rows(params["cond_jaxpr"], start.ndim, has_rows) is None:
+        # If examples see each other, one that is done may go on later.
         return lax.while_loop(lambda carry: jnp.any(going(carry)), step, list(init))
     goes_on = lambda numbered: (numbered[0] < bound) & jnp.any(going(numbered[1]))  # noqa: E731
     count = lambda numbered: (numbered[0] + 1, step(numbered[1]))  # noqa: E731

@@ -21,7 +21,7 @@ from jax_revolve.step.equation import READ
 
 
 class _Shifted(NamedTuple):
-    """`entry + by`, where `entry` is the index of a leaf of the carry before the step."""
+    """A leaf of the carry before the step, by its index, plus a number."""
 
     entry: int
     by: int
@@ -41,10 +41,12 @@ class _Says(NamedTuple):
 _Known: TypeAlias = int | _Shifted | _Says | None
 """What is known of a value, or of every entry of an array."""
 
-_SAME = ("copy", "convert_element_type", "broadcast_in_dim", "reshape", "squeeze", "nonbatchable")
+_SAME = (
+    *("copy", "convert_element_type", "broadcast_in_dim", "reshape", "squeeze"),
+    *("nonbatchable", "unvmap_any"),
+)
 _NUMBERS: Mapping[str, Callable[[int, int], int]] = {
-    **{name: getattr(operator, name) for name in ("add", "sub", "mul")},
-    **{f.__name__: f for f in (max, min)},
+    f.__name__: f for f in (operator.add, operator.sub, operator.mul, max, min)
 }
 _RUN = {**CALLS, "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
 
@@ -123,13 +125,11 @@ def _steps(
 
 def _result(eqn: Any, operands: list[_Known]) -> _Known:
     name, dtype = eqn.primitive.name, getattr(eqn.outvars[0].aval, "dtype", None)
-    if name == "select_if_vmap":
-        return operands[1]
     match operands:
+        case [_, value, _] if name == "select_if_vmap":
+            return value
         case [value] if name in _SAME:
             return value if _is_kept(eqn, value) else None
-        case [_Says() as value] if name == "unvmap_any" and not eqn.invars[0].aval.shape:
-            return value
         case [_Says(if_true, if_false)] if name == "not":
             return _Says(if_false, if_true)
         case [x, y] if name in ("and", "or") and dtype == jnp.bool_:

@@ -35,8 +35,7 @@ class _LoopOptions(LoopOptions):
     max_steps: MaxSteps = None
 
     def bound_of(self, loop: FoundLoop) -> int | None:
-        """The most steps of a while loop: what the user says and, if asked for, the loop itself.
-        Equinox's loops were made to be differentiated, so their bounds need no one to ask."""
+        """The most steps of a while loop, as the user says and, if asked, its condition."""
         given = check_max_steps(self.max_steps)
         if loop.bound is None or (self.max_steps is None and not loop.is_equinox):
             return given

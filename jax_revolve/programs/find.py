@@ -79,8 +79,7 @@ class FoundLoop:
     - `is_own`: whether it is a loop of this library, not of `jax.lax`.
     - `bound`: the most steps of a while loop, if its condition contains `counter < constant`, where
         the counter starts at a known value and each step adds the same number to it.
-    - `is_equinox`: whether it is a loop of Equinox with `kind="checkpointed"`, whose derivative is
-        Equinox's unless it is replaced.
+    - `is_equinox`: whether it is a loop of Equinox with `kind="checkpointed"`.
     - `carry_bytes`: the bytes of its carry.
     - `residual_bytes`: the most bytes that `jax.lax` keeps of each step for the reverse pass,
         without checkpoints. While loops inside, which have no reverse mode then, count with their

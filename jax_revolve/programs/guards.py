@@ -2,8 +2,8 @@
 
 - *Guards*: under `jax.vmap`, Equinox's loop runs while any example goes on, and an example that is
     done keeps its values, because each step selects them by a predicate in the carry. Our loops
-    mask such examples themselves, so that they make no derivative NaN. A guarded leaf of the carry
-    would depend on its old value in every step, so each checkpoint would hold it.
+    mask such examples themselves. A guarded leaf depends on its old value, so that each checkpoint
+    would hold it.
 - *Buffers*: a write into a buffer is transposed on the promise that no entry is written twice, or
     read before it is written. As a plain write, it needs no promise.
 """

@@ -103,10 +103,9 @@ def checkpoint_loops(
     Apply it to the function that is differentiated, inside `jax.grad`: a function that takes
     gradients itself has no loops left to checkpoint, but arrays of residuals. Functions with a
     `jax.custom_jvp` or `jax.custom_vjp` rule are left alone, with the loops in them, because the
-    rule determines the residuals. An exception are the loops of `equinox.internal` with
-    `kind="checkpointed"`, whose rule is the derivative of the loop: with our derivative they also
-    have forward mode and higher orders. A warning names any other equation whose loops stay as they
-    are.
+    rule determines the residuals. Loops of `equinox.internal` with `kind="checkpointed"` are
+    replaced, because their rule is the loop's derivative; ours also has forward mode and higher
+    orders. A warning names any other equation whose loops stay as they are.
 
     The result is compiled, as by `equinox.filter_jit`: once for all arguments of the same shapes
     and dtypes. Arguments that are not arrays, including Python numbers, are static: they must be
@@ -129,12 +128,11 @@ def checkpoint_loops(
     - `min_length`: scans of fewer steps are left alone: an int >= 1, by default 16, or 2 with
         `memory`. While loops are not compared with it.
     - `max_steps`: a bound for while loops, as [`jax_revolve.bounded_while_loop`][] with
-        `throw=True`. With `"loop"`, the bound of each loop is read from its condition, if that
-        contains `counter < constant`, where the counter starts at a known value and each step adds
-        the same number to it. If both are known, the smaller one counts. Loops of Equinox need not
-        be asked for their bound. While loops without a bound are left alone, and reverse mode
-        raises an error that names them, unless `checkpoints` is an int: they can then be
-        differentiated once in reverse. Loops of Equinox without a bound keep Equinox's derivative.
+        `throw=True`. `"loop"` reads the bound of each loop from its condition, as `bound` of
+        [`jax_revolve.typing.FoundLoop`][]; of two bounds, the smaller counts. While loops without a
+        bound are left alone, and reverse mode raises an error that names them, unless `checkpoints`
+        is an int: they can then be differentiated once in reverse. Loops of Equinox always use
+        their bound, and without one keep Equinox's derivative.
     - `where`: a function of each [`jax_revolve.typing.FoundLoop`][] that is long enough. It returns
         whether to checkpoint the loop, or a dict of options for it: any of `checkpoints`,
         `block_size`, `memory` (not part of the shared budget), `storage`, `plan`, `progress` and
