@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from threading import Lock
@@ -51,14 +51,16 @@ class RunDirectory:
 
     def running(self, watch: Watch) -> AbstractContextManager[None]:
         """Lock the directory for a sweep, which begins with `is_known`."""
-        try:
-            one_at_a_time = self._states.lock().running
-        except BlockingIOError as error:
-            raise self._used("process") from error
-        if not one_at_a_time.acquire(blocking=False):
-            self._states.unlock()
-            raise self._used("call in this process")
-        return self._locked(one_at_a_time, watch)
+        user = "process"
+        with suppress(BlockingIOError):
+            one_at_a_time, user = self._states.lock().running, "call in this process"
+            if one_at_a_time.acquire(blocking=False):
+                return self._locked(one_at_a_time, watch)
+        self._states.unlock()
+        raise RuntimeError(
+            f"directory={str(self._path)!r} is used by another {user}. Wait until it has ended, or "
+            "pass another directory."
+        )
 
     @contextmanager
     def _locked(self, one_at_a_time: Lock, watch: Watch) -> Iterator[None]:
@@ -88,12 +90,6 @@ class RunDirectory:
         if not is_known:
             self._read_newest()
         return is_known
-
-    def _used(self, by: str) -> RuntimeError:
-        return RuntimeError(
-            f"directory={str(self._path)!r} is used by another {by}. Wait until it has ended, or "
-            "pass another directory."
-        )
 
     def _read_newest(self) -> None:
         """Read the newest state that all processes have, which must be of this run."""

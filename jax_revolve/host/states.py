@@ -144,25 +144,22 @@ class States:
 
     def read_state(self, number: int) -> Any:
         """A state. `DamagedError` if it is damaged or missing."""
-        try:
-            found, _, text = self._folder.read(_state(number)).partition(b"\n")
-        except FileNotFoundError as error:
-            raise DamagedError(f"state {number} does not exist") from error
+        found, _, text = self._read(_state(number)).partition(b"\n")
         if found != checksum([text]).encode():
-            raise DamagedError(f"state {number} is damaged")
+            raise DamagedError(f"state {number} is damaged or missing")
         return json.loads(text)
 
     def _content(self, file: ArrayFile) -> bytes:
-        name = file["file"]
-        try:
-            content = self._folder.read(name)
-        except FileNotFoundError as error:
-            raise DamagedError(f"The file {self._folder.path / name} does not exist.") from error
+        content = self._read(file["file"])
         if checksum([content]) != file["sha256"]:
-            raise DamagedError(
-                f"The file {self._folder.path / name} is damaged: it is not what was written."
-            )
+            path = self._folder.path / file["file"]
+            raise DamagedError(f"The file {path} is missing, or is not what was written.")
         return content
+
+    def _read(self, name: str) -> bytes:
+        with suppress(FileNotFoundError):
+            return self._folder.read(name)
+        return b""
 
 
 def _state(number: int) -> str:

@@ -13,8 +13,7 @@ A file of a folder, which is whole or not there for everyone who reads it:
                              +--- the owner dies --------+--- the next begins -+
 
 An error of the operating system in any of these becomes an `OSError` with its `errno`, which says
-what was to be done with which file. Only a written file whose removal fails, too, and files of a
-gradient that failed stay until the process ends.
+what was to be done with which file. A file whose removal fails stays until the process ends.
 
 Nothing here uses JAX: compiled programs call these functions (`stores`).
 """
@@ -36,7 +35,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock, RLock
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -44,6 +43,8 @@ try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None
+
+Directory: TypeAlias = str | os.PathLike[str]
 
 LOGGER = logging.getLogger("jax_revolve")
 
@@ -225,7 +226,7 @@ _of_disk: dict[Path, Folder] = {}
 """The folder of this process in each directory."""
 
 
-def folder_in(directory: str | os.PathLike[str]) -> Folder:
+def folder_in(directory: Directory) -> Folder:
     """This process's folder in a directory. It is made after the ones of dead processes, whose
     checkpoints nobody can read, are removed."""
     path = Path(directory)
@@ -239,33 +240,25 @@ def folder_in(directory: str | os.PathLike[str]) -> Folder:
 
 
 def _new_folder(directory: Path) -> Folder:
-    for more in reversed(range(9)):
-        try:
-            path = make_folder(directory / f"jax_revolve-{secrets.token_hex(8)}")
+    for _ in range(8):
+        path = make_folder(directory / f"jax_revolve-{secrets.token_hex(8)}")
+        with suppress(BlockingIOError, FileNotFoundError):  # another process that begins removes it
             return Folder(path, lock_folder(path))
-        except (BlockingIOError, FileNotFoundError):
-            if not more:
-                raise
-            # Another process that begins here has removed the folder before it was locked.
-    raise AssertionError
+    raise BlockingIOError(errno.EAGAIN, f"No folder can be locked in the directory {directory}")
 
 
 def _remove_dead(directory: Path) -> int:
     """Remove the folders of dead processes. Returns the bytes of their checkpoints."""
     removed, where = 0, f"storage=Disk({os.fspath(directory)!r})"
     for name in sorted(filter(_FOLDER.fullmatch, Folder(directory).names())):
-        folder = Folder(directory / name)
+        folder, obstacle = Folder(directory / name), ""
         try:
             folder.lock = lock_folder(folder.path, create=0)
-            if folder.lock in [own.lock for own in _of_disk.values()]:
-                continue
-            if not (obstacle := folder.obstacle()):
-                removed += _remove_folder(folder)
-        except BlockingIOError:  # its process lives
-            continue
-        except FileNotFoundError:  # no lock, because it is just being made or removed
-            obstacle = ""
-            with suppress(OSError):
+            if folder.lock not in [own.lock for own in _of_disk.values()]:
+                obstacle = folder.obstacle()
+                removed += 0 if obstacle else _remove_folder(folder)
+        except (BlockingIOError, FileNotFoundError):  # its process lives, or had no lock yet
+            with suppress(OSError):  # it is not empty
                 folder.path.rmdir()
         except OSError as error:
             obstacle = str(error)
@@ -298,9 +291,7 @@ def _remove_own() -> None:
             _remove_folder(folder)
 
 
-def write_file(
-    directory: str | os.PathLike[str], arrays: Sequence[np.ndarray], sweep: int = 0
-) -> np.ndarray:
+def write_file(directory: Directory, arrays: Sequence[np.ndarray], sweep: int = 0) -> np.ndarray:
     """Write the arrays to a new file. Returns its ticket."""
     content, checksum = bytes_of(arrays), 0
     for chunk in content:
@@ -311,7 +302,7 @@ def write_file(
 
 
 def read_file(
-    directory: str | os.PathLike[str],
+    directory: Directory,
     ticket: Sequence[int] | np.ndarray,
     like: Sequence[tuple[tuple[int, ...], np.dtype]],
     *,
@@ -336,13 +327,13 @@ def read_file(
     return arrays_of(content, like)
 
 
-def remove_file(directory: str | os.PathLike[str], ticket: Sequence[int]) -> None:
+def remove_file(directory: Directory, ticket: Sequence[int]) -> None:
     with suppress(OSError):  # at the latest, it goes when the process ends
         folder_in(directory).remove([_name(ticket)])
 
 
 @contextmanager
-def all_of_sweep(directory: str | os.PathLike[str], sweep: int) -> Iterator[None]:
+def all_of_sweep(directory: Directory, sweep: int) -> Iterator[None]:
     """Remove all files of a sweep that fails, if the disk is still there: nothing reads them."""
     try:
         yield
