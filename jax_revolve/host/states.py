@@ -81,14 +81,14 @@ class States:
     def go_on(self, number: int) -> None:
         """Write the next states after this one. Newer ones are removed, and what an unfinished save
         left, because there may be no room for the next one."""
-        folder, self._kept = self._folder, []
+        folder, kept = self._folder, list[tuple[int, set[str]]]()
         for found in sorted(self._numbers()):
             if found > number:
                 folder.remove([_state(found)])
             else:
                 with suppress(DamagedError):
-                    self._kept.append((found, _files(self.read_state(found))))
-        self._kept = self._kept[-KEPT:]
+                    kept.append((found, _files(self.read_state(found))))
+        self._kept = kept[-KEPT:]
         self._own = self._wanted()
         orphans = set(filter(_OURS.fullmatch, folder.names())) - self._own
         if orphans and (obstacle := folder.obstacle()):
@@ -130,8 +130,8 @@ class States:
         number = self._kept[-1][0] + 1 if self._kept else 1
         content = f"{checksum([text.encode()])}\n{text}".encode()
         self._folder.write(_state(number), "A state", [content], sync=True)
-        self._folder.sync()
         self._kept = [*self._kept, (number, _files(state))][-KEPT:]
+        self._folder.sync()
         unwanted, self._own = self._own - self._wanted(), self._wanted()
         self._folder.remove(unwanted)
 

@@ -311,7 +311,7 @@ def test_every_operation_on_a_checkpoint_fails_in_turn(
     assert failed > number / 3
 
 
-@pytest.mark.parametrize("step", [37, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [37, pytest.param(7, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", KINDS, ids=errno.errorcode.get)
 def test_every_operation_of_a_saved_run_fails_in_turn(
     kind: int, step: int, monkeypatch: Patch, tmp_path: Path
