@@ -392,9 +392,9 @@ def test_what_second_derivatives_hold() -> None:
     u = jnp.ones(10_000)
     along = jnp.cos(u)
     held = {
-        1: jax.grad(lambda u: jax.jvp(loss, (u,), (along,))[1]),
-        2: lambda u: jax.jvp(jax.grad(loss), (u,), (along,))[1],
-        4: jax.grad(lambda u: jnp.vdot(jax.grad(loss)(u), along)),
+        (0.9, 1.1): jax.grad(lambda u: jax.jvp(loss, (u,), (along,))[1]),
+        (1.9, 2.1): lambda u: jax.jvp(jax.grad(loss), (u,), (along,))[1],
+        (2.8, 4.1): jax.grad(lambda u: jnp.vdot(jax.grad(loss)(u), along)),  # four in jax 0.10
     }
-    for times, derivative in held.items():
-        assert times - 0.3 < temporaries(derivative, u) / 4e6 < times + 0.1
+    for (least, most), derivative in held.items():
+        assert least < temporaries(derivative, u) / 4e6 < most

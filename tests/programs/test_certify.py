@@ -1,7 +1,7 @@
 """`certify`: estimates beside true errors, and what a certificate costs."""
 
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -176,7 +176,7 @@ def test_transformations() -> None:
 @pytest.mark.parametrize(
     ("call", "error", "says"),
     [
-        (partial(certify, 3, until), TypeError, "fun must be a function, but is 3"),
+        (partial(certify, cast(Any, 3), until), TypeError, "fun must be a function, but is 3"),
         (
             lambda: certify(until, until, probes=0),
             ValueError,

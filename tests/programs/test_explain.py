@@ -389,13 +389,13 @@ def test_a_loop_runs_the_plan_that_is_explained(
 
 
 @pytest.mark.parametrize(
-    ("call", "how"),
+    ("call", "arguments", "how"),
     [
-        (lambda f: explain(f, 1.0), "explain(fun)(x)"),
-        (lambda f: fit(f, "1MB", 1.0), 'fit(make, "2GB")(x)'),
-        (lambda f: checkpoint_loops(f, "1MB"), 'checkpoint_loops(fun, memory="2GB")(x)'),
+        (explain, (1.0,), "explain(fun)(x)"),
+        (fit, ("1MB", 1.0), 'fit(make, "2GB")(x)'),
+        (checkpoint_loops, ("1MB",), 'checkpoint_loops(fun, memory="2GB")(x)'),
     ],
 )
-def test_a_call_in_one_is_an_error_that_shows_both(call: Any, how: str) -> None:
+def test_a_call_in_one_is_an_error_that_shows_both(call: Any, arguments: Any, how: str) -> None:
     with pytest.raises(TypeError, match=re.escape(f"arguments. It is called as {how}.")):
-        call(jnp.sin)
+        call(jnp.sin, *arguments)

@@ -68,7 +68,7 @@ class Program:
 
     def __init__(self, name: str) -> None:
         self.fun = lambda x: jnp.sum(NESTS[name](x) ** 2)
-        self.loops = list(find_loops(jax.make_jaxpr(self.fun)(X), (True,)))
+        self.loops = list(find_loops(jax.make_jaxpr(self.fun)(X), (True,), {}))
         with pytest.raises(ValueError, match="memory must be at least") as info:
             self.replacements(1)
         self.least, self.kept = int(re.findall(r"\d+", str(info.value))[0]), 0
