@@ -9,9 +9,10 @@ before. The reverse sweep has one working copy of the history:
     advance:                            write to the copy again
 
 So nothing need be known about where a step writes: indices may be clamped, dropped, repeated,
-negative, or depend on data, and entries may be read before they are written. All old entries of a
-step are those at its start, so it is undone bit for bit, in any order of its writes, and a write
-that a select skipped is undone by writing what is there.
+negative, or depend on data, and entries may be read before they are written. Each write has the old
+entries of the version that it wrote to, so a step is undone bit for bit, the last write first. That
+also holds for writes that a select skipped: where they leave other entries, an earlier write of the
+step has those that were there.
 
 The journal is further ys of the step: `Journal.loop` is the loop whose step also returns them.
 Every trace of that step has them, also of examples that are done (`examples`), and JAX
@@ -50,6 +51,7 @@ from jax_revolve.step.updates import (
     entries_at,
     indices,
     path,
+    reads,
     updated,
     with_entries,
     with_slices,
@@ -129,27 +131,22 @@ class Journal:
     @cached_property
     def loop(self) -> Loop:
         """Its further ys are the indices that are logged, and the old entries of each write."""
-        first = len(self._inputs.consts) - self._plain.num_condition_consts
-        arrays = {
-            id(eqn): first + i
-            for i, writes in enumerate(self._writes)
-            for eqn in writes
-            if self.mask[i]
-        }
+        writes = set(map(id, self._all_writes))
 
         def step(*inputs: Any) -> list[Any]:
-            at, old = dict[Any, Any](), list[Any]()
+            at, old = dict[Any, Any](), dict[int, Any]()
 
             def run(eqn: Any, operands: list[Any]) -> Sequence[Any]:
-                if id(eqn) in arrays:
+                if id(eqn) in writes:
                     values = indices(eqn, operands)
                     pairs = zip(indices(eqn, eqn.invars), values, strict=True)
                     at.update((v, x) for v, x in pairs if not is_literal(v))
-                    old.append(entries_at(eqn, inputs[arrays[id(eqn)]], values))
+                    old[id(eqn)] = entries_at(eqn, operands[0], values)
                 return run_in_place(eqn, operands)
 
             results = run_each(self._closed, inputs, run)
-            return [*results, *(at[v] for v in self._logged), *old]
+            olds = (old[id(eqn)] for eqn in self._all_writes)
+            return [*results, *(at[v] for v in self._logged), *olds]
 
         jaxpr, length = jax.make_jaxpr(step)(*self._closed.in_avals), self._plain.length or 0
         types = jaxpr.out_avals[len(self._plain.output_types) :]
@@ -197,21 +194,18 @@ class Journal:
     # Running a step
 
     def run(self, step: Linearized, outputs: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
-        """These variables of a step of `loop`, from the inputs of `step.closed`, where old entries
-        are read before they are overwritten, so that XLA need not copy the history."""
+        """These variables of a step of `loop`, from the inputs of `step.closed`. Entries are read
+        before others are written, so that XLA need not copy the history."""
         closed = step.closed
         jaxpr = closed.jaxpr.replace(
             eqns=between(closed.jaxpr, [], outputs, [e for e in closed.eqns if e.effects]),
             outvars=list(outputs),
         )
-        olds = set(variables(step.results[len(step.results) - len(self._all_writes) :]))
-        readers = [eqn for eqn in jaxpr.eqns if not olds.isdisjoint(eqn.outvars)]
-        versions = self.versions(step)
-        pairs = [
-            (eqn, [reader for reader in readers if reader.invars[0] is versions[eqn.invars[0]]])
-            for eqn in jaxpr.eqns
-            if eqn.outvars[0] in versions and eqn.primitive.name != "select_n"
-        ]
+        versions, pairs = self.versions(step), list[tuple[Any, list[Any]]]()
+        for i, eqn in enumerate(jaxpr.eqns):
+            if eqn.outvars[0] in versions and eqn.primitive.name != "select_n":
+                array = eqn.invars[0]
+                pairs.append((eqn, [each for each in jaxpr.eqns[:i] if reads(each, array)]))
         return run_reads_first(ClosedJaxpr(jaxpr, closed.consts), pairs, *inputs)
 
     def before(self, operands: Operands, histories: list[Any], entries: list[Any], at: Any) -> Any:
@@ -220,16 +214,17 @@ class Journal:
         values.update(zip(self._known, self._indices(operands, at), strict=True))
         old, undone = iter(entries[len(self._logged) :]), list[Any]()
         for leaf, equations in zip(histories, pick(self._writes, self.mask), strict=True):
-            for eqn in equations:
+            # The last write first: each has the entries of the version that it wrote to.
+            for eqn, entries in reversed([(eqn, next(old)) for eqn in equations]):
                 given = [v.val if is_literal(v) else values[v] for v in indices(eqn, eqn.invars)]
-                leaf = with_entries(eqn, leaf, given, next(old))
+                leaf = with_entries(eqn, leaf, given, entries)
             undone.append(leaf)
         return undone
 
     def _indices(self, operands: Operands, at: Any) -> list[Any]:
         """The known indices of step number `at`."""
         loop, (consts, carry, xs) = self._plain, self._inputs
-        used = set(variables(v for eqn in self._of_known for v in eqn.invars)).union(self._known)
+        used = {v for eqn in self._of_known for v in variables(eqn.invars)}.union(self._known)
         values = {v: x for v, x in zip(consts, operands.consts, strict=True) if v is not None}
         for v, x in zip(carry, operands.carry, strict=True):
             if v in used and v in self._counters:

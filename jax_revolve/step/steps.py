@@ -89,13 +89,14 @@ class Steps(NamedTuple):
     ) -> tuple[list[Any], list[Any], list[Any]]:
         """The carry after a step, its y and, if steps are logged, the entries of the journal, and
         the values of these variables."""
-        step, journal = self.linearized, self.journal
-        results = step.results
+        step, journal, results = self.linearized, self.journal, self.linearized.results
         if journal is not None and not self.logs:
             results = results[: len(results) - journal.size]
         outputs, flat = [*results, *kept], [*self.shared, *inputs.carry, *inputs.xs]
-        is_logged = journal is not None and self.logs
-        flat = journal.run(step, outputs, flat) if is_logged else step.run(outputs, flat)
+        if journal is not None and (self.logs or kept):
+            flat = journal.run(step, outputs, flat)
+        else:
+            flat = step.run(outputs, flat)
         return *self.loop.results(flat[: len(results)]), flat[len(results) :]
 
     def empty_log(self) -> list[Any]:

@@ -26,9 +26,13 @@ from jax_revolve.step.operations import having
 _READS, _WRITES = having("reads"), having("writes")
 
 
+def is_read(eqn: Any) -> bool:
+    return eqn.primitive.name in _READS
+
+
 def reads(eqn: Any, array: Any) -> bool:
     """Whether an equation reads entries of this array, and does not use it otherwise."""
-    return eqn.primitive.name in _READS and _is_first_alone(eqn, array)
+    return is_read(eqn) and _is_first_alone(eqn, array)
 
 
 def writes(eqn: Any, array: Any) -> bool:
@@ -55,12 +59,14 @@ def path(jaxpr: Any, before: Any, after: Any) -> list[Any]:
 
 
 class Uses:
-    """Which equations of a jaxpr use each variable."""
+    """Which equations of a jaxpr use each variable, except reads of these results."""
 
-    def __init__(self, closed: Any) -> None:
+    def __init__(self, closed: Any, without: Sequence[Any] = ()) -> None:
         self._closed, self._results = closed, closed.jaxpr.outvars
         self._uses: dict[Any, list[Any]] = defaultdict(list)
         for eqn in closed.jaxpr.eqns:
+            if is_read(eqn) and eqn.outvars[0] in without:
+                continue
             for v in dict.fromkeys(variables(eqn.invars)):
                 self._uses[v].append(eqn)
 
@@ -70,7 +76,7 @@ class Uses:
         chain: list[Any] = []
         while array is not result:
             writer, readers = self._writer(array)
-            if writer is None or (chain and readers) or not _may_be_left_out(writer):
+            if writer is None or (chain and readers) or not may_be_left_out(writer):
                 return []
             chain.append(writer)
             (array,) = writer.outvars
@@ -150,9 +156,11 @@ def with_entries(eqn: Any, array: Any, at: Sequence[Any], entries: Any) -> jax.A
 _HOW = ("indices_are_sorted", "unique_indices", "mode")
 
 
-def _may_be_left_out(eqn: Any) -> bool:
-    """Whether `write_unless` can compute what an equation does."""
+def may_be_left_out(eqn: Any) -> bool:
+    """Whether `write_unless` can compute what an equation on a path does."""
     array, *operands = (v.aval for v in eqn.invars)
+    if eqn.primitive.name == "select_n":  # between equal versions then
+        return True
     if jnp.issubdtype(array.dtype, jax.dtypes.extended):
         return False
     if eqn.primitive.name == "dynamic_update_slice":
