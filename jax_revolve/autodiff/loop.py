@@ -284,7 +284,7 @@ class LoopPrimitive(Function):
         step = linearized(loop, activity, inputs)
         plan, journal = _plan(loop, step, inputs)
         loop = loop._replace(plan=plan)
-        log.show(loop, step, inputs)
+        log.show(loop, step, inputs, journal)
         has_rule = calls_rules(loop.jaxpr)
         primal_loop(loop, activity)  # found now, while its axes are bound, for `forward.dce`
         masks = step.restart, step.record, loop.all_ys

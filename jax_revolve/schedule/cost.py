@@ -50,7 +50,7 @@ class Sizes(NamedTuple):
     arrays: int = 0  # how many arrays of residuals are written for each step of a block
     profile: Profile = CPU
     is_walked_back: bool = False  # blocks have no tape, and take `again` instead
-    journal: int = 0  # what all steps log, to undo leaves that no checkpoint holds
+    journal: int = 0  # what all steps log to undo histories, and the histories at the end
 
 
 def memory(plan: Plan, sizes: Sizes) -> int:

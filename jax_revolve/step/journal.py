@@ -118,7 +118,8 @@ class Journal:
 
     def _exact(self, inputs: Sequence[Any]) -> set[Any]:
         """The variables that follow from these inputs by operations with integers."""
-        exact = {v for v in inputs if v is not None and _is_exact(v)}
+        given = [*self._closed.jaxpr.constvars, *(v for v in inputs if v is not None)]
+        exact = set(filter(_is_exact, given))
         for eqn in self._closed.eqns:
             is_integer = all(map(_is_exact, [*eqn.invars, *eqn.outvars]))
             is_plain = is_integer and not eqn.effects and not inner_programs(eqn)
@@ -177,16 +178,19 @@ class Journal:
 
     @property
     def bytes(self) -> int:
-        """Of the entries of a step."""
+        """Of the entries of all steps, and of the histories at the end."""
         old = [eqn.invars[updated(eqn)].aval for eqn in self._all_writes]
-        return bytes_of([*(v.aval for v in self._logged), *old])
+        entries = bytes_of([*(v.aval for v in self._logged), *old])
+        leaves = bytes_of(v.aval for v in pick(self._inputs.carry, self.mask))
+        return (self._plain.length or 0) * entries + leaves
 
     def versions(self, step: Linearized) -> dict[Any, Any]:
         """The leaf of which each variable of a step is a version."""
         found = {v: v for v in pick(step.carry, self.mask)}
         for eqn in step.closed.eqns:
             at = [found[v] for v in variables(eqn.invars) if v in found]
-            is_write = at and eqn.invars[0] in found and writes(eqn, eqn.invars[0])
+            first = eqn.invars[:1]
+            is_write = at and found.keys() >= {*variables(first)} and writes(eqn, *first)
             if is_write or (at and eqn.primitive.name == "select_n"):
                 found[eqn.outvars[0]] = at[0]
         return found
@@ -253,9 +257,9 @@ def _is_exact(v: Any) -> bool:
 
 def journal_of(loop: Loop, mask: Mask) -> Journal | None:
     """The journal of these leaves of the carry, if there are any."""
-    return (
-        once(loop.bare, ("journal", mask), lambda: Journal(loop.bare, mask)) if any(mask) else None
-    )
+    if not any(mask):
+        return None
+    return once(loop.bare, ("journal", mask), lambda: Journal(loop.bare, mask))
 
 
 def histories(loop: Loop, step: Linearized) -> Mask:
@@ -281,11 +285,11 @@ def histories(loop: Loop, step: Linearized) -> Mask:
 
 def cheaper(loop: Loop, leaves: Mask, plan: Plan, operands: Operands) -> Mask:
     """The leaves whose journal takes fewer bytes than the slots of a plan, besides slot 0."""
-    slots, length = plan.checkpoints_on_device - 1, plan.length
+    slots = plan.checkpoints_on_device - 1
 
     def pays(number: int) -> bool:
         journal = journal_of(loop, tuple(i == number for i in range(len(leaves))))
         assert journal is not None
-        return length * journal.bytes < slots * bytes_of([jax.typeof(operands.carry[number])])
+        return journal.bytes < slots * bytes_of([jax.typeof(operands.carry[number])])
 
     return tuple(leaf and pays(i) for i, leaf in enumerate(leaves))

@@ -121,13 +121,20 @@ def updated(eqn: Any) -> int:
 
 
 def indices(eqn: Any, operands: Sequence[Any]) -> list[Any]:
-    """Which of these values of its operands say where an equation writes."""
+    """Which of these operands say where an equation writes."""
     return list(operands[2:] if eqn.primitive.name == "dynamic_update_slice" else operands[1:2])
+
+
+def _typed(eqn: Any, at: Sequence[Any]) -> list[Any]:
+    """These indices with the types of an equation's, of which some may be literals."""
+    types = (v.aval.dtype for v in indices(eqn, eqn.invars))
+    return list(map(lax.convert_element_type, at, types))
 
 
 def entries_at(eqn: Any, array: Any, at: Sequence[Any]) -> jax.Array:
     """The entries of an array that an equation would write at these indices."""
     shape, params = eqn.invars[updated(eqn)].aval.shape, eqn.params
+    at = _typed(eqn, at)
     if eqn.primitive.name == "dynamic_update_slice":
         return lax.dynamic_slice(array, at, shape, allow_negative_indices=False)
     numbers = params["dimension_numbers"]
@@ -147,6 +154,7 @@ def entries_at(eqn: Any, array: Any, at: Sequence[Any]) -> jax.Array:
 
 def with_entries(eqn: Any, array: Any, at: Sequence[Any], entries: Any) -> jax.Array:
     """The array with these entries where an equation would write at these indices."""
+    at = _typed(eqn, at)
     if eqn.primitive.name == "dynamic_update_slice":
         return lax.dynamic_update_slice(array, entries, at, allow_negative_indices=False)
     how = {name: eqn.params[name] for name in _HOW}

@@ -68,7 +68,7 @@ def sizes_of(
     start = set(step.carry).difference(by_jax)  # the carry exists anyway
     kept, logged = step.restart, 0
     if journal is not None:
-        kept, logged = journal.without(kept), journal.bytes * (loop.length or 0)
+        kept, logged = journal.without(kept), journal.bytes
         start.update(journal.versions(step))
     sizes = Sizes(
         checkpoint=bytes_of(pick(carry, kept)),
