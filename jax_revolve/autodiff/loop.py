@@ -189,7 +189,7 @@ def _plan(loop: Loop, step: Linearized, operands: Operands) -> tuple[Plan, Journ
 
     def cost_of(choice: _Choice) -> tuple[float, ...]:
         plan, sizes, _ = choice
-        size = cost.memory(plan, sizes)
+        size = cost.memory(plan, sizes) - sizes.checkpoint  # slot 0 is an operand
         return (size,) if memory is None else (cost.time(plan, sizes, is_while=is_while), size)
 
     def find() -> tuple[Plan, Journal | None]:
