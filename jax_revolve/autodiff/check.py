@@ -70,7 +70,8 @@ def _pull_back_plain(steps: Steps, cotangents: Cotangents) -> Operands:
     def run(*active: list[Any]) -> tuple[list[Any], list[Any]]:
         inputs = Operands(*map(substitute, operands, masks, active))
         carry, ys = loop.results(run_plain(loop, inputs))
-        return pick(carry, activity.carry), pick(pick(ys, activity.ys), given)
+        of_ys = activity.ys[: len(ys)]  # not the entries of a journal
+        return pick(carry, activity.carry), pick(pick(ys, of_ys), given)
 
     _, pullback = jax.vjp(run, *map(pick, operands, masks))
     return Operands(*pullback((cotangents.carry, pick(cotangents.ys, given))))

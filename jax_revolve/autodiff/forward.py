@@ -77,6 +77,7 @@ def _trace_forward_sweep(sweep: Sweep, operands: Flat) -> tuple[ClosedJaxpr, Any
 
     def run(*operands: Any) -> tuple[Flat, Saved]:
         plan, steps = plan_of(loop), sweep.steps(operands)
+        steps = steps._replace(logs=sweep.journal is not None)
         if loop.condition is None:
             results, saved = run_forward_offline(steps, plan, sweep.ys, tapes=sweep.tapes)
         else:
@@ -140,6 +141,8 @@ def _served(sweep: Sweep, activity: Active, operands: Flat) -> Sweep | None:
         return None
     if not sweep.has_rule:
         return sweep
+    if sweep.journal is not None:  # its loop is not that of these values
+        return None
     loop = sweep.primal
     found = find_activity(loop, sweep.activity.operands)
     has_rule = calls_rules(loop.jaxpr)
@@ -175,7 +178,7 @@ class ForwardSweep(SweepPrimitive):
             if sweep.keeps_rules:  # then its functions have none, and its derivative is not used
                 given, at = jax.tree.map(lax.stop_gradient, (list(operands), saved))
             steps = silenced(sweep)._replace(later=(), keeps_rules=False).steps(given)
-            tape = tape_the_last_block(steps, plan_of(sweep.loop), at)
+            _, tape = tape_the_last_block(steps, plan_of(sweep.loop), at)
             kept = results[: len(results) - bare.num_saved]
             return [*kept, *jax.tree.leaves(saved._replace(block=tape))]
 
@@ -197,7 +200,7 @@ class ForwardSweep(SweepPrimitive):
 
         def of(part: Any) -> Any:
             if isinstance(part, Carries):
-                return pick(activity.carry, sweep.restart)
+                return pick(activity.carry, sweep.kept)
             if isinstance(part, Record):
                 return pick(activity.ys, sweep.record)
             return any(differentiated)
@@ -271,6 +274,7 @@ class ForwardSweep(SweepPrimitive):
         every = [True] * len(function.activity.operands)
         # The last block's tape depends on the whole carry.
         may_shrink = not function.has_rule and not smaller.saved_indices.tape
+        may_shrink &= function.journal is None
         if may_shrink and function.loop.inverse is None:
             carry = list(map(max, used[: function.loop.num_carry], function.restart))
             if not all(live_carry(function.loop, carry, smaller.ys)):
@@ -296,7 +300,7 @@ class ForwardSweep(SweepPrimitive):
     ) -> tuple[Flat, Sweep | None]:
         """What the sweep saves and the tangents of that are the checkpoints of that loop, unless
         its derivative needs more."""
-        if sweep.is_read_once:  # files hold values alone
+        if sweep.is_read_once or sweep.journal is not None:  # files hold values alone
             return [], None
         pairs, inputs, places = _pairs(sweep, along, operands)
         activity = find_activity(pairs.loop, [i is not None and active.operands[i] for i in places])

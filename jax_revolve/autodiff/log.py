@@ -18,17 +18,20 @@ from jax_revolve.engine.nest import block_of
 from jax_revolve.engine.tape.tape import sizes_of
 from jax_revolve.engine.walk_back import WalkBack
 from jax_revolve.schedule.arguments import readable
+from jax_revolve.step.journal import Journal
 from jax_revolve.step.linearized import Linearized
 from jax_revolve.step.loop import Loop, Operands, plan_of
 
 VARIABLE = "JAX_REVOLVE_TRACE"
 
 
-def show(loop: Loop, step: Linearized, operands: Operands) -> None:
+def show(loop: Loop, step: Linearized, operands: Operands, journal: Journal | None) -> None:
     """Print the line of a loop whose plan is chosen, if the environment variable is set."""
     if not is_on(VARIABLE):
         return
-    plan, active, sizes = plan_of(loop), step.activity, sizes_of(loop, step, operands)
+    plan, active, sizes = plan_of(loop), step.activity, sizes_of(loop, step, operands, journal)
+    kept = step.restart if journal is None else journal.without(step.restart)
+    logged = "" if journal is None else f"; journal: {readable(sizes.journal)}"
     if loop.condition is None:
         kind, engine = f"scan of {loop.length}", "offline"
         engine = "static levels" if plan.static_levels else engine
@@ -41,7 +44,7 @@ def show(loop: Loop, step: Linearized, operands: Operands) -> None:
     print(
         f"{kind} steps, {source_of_function(loop.jaxpr)}; "
         f"active: {', '.join(f'{name} {_share(mask)}' for name, mask in parts.items())}; "
-        f"checkpoint: {_share(step.restart)} leaves, {readable(sizes.checkpoint)}; "
+        f"checkpoint: {_share(kept)} leaves, {readable(sizes.checkpoint)}{logged}; "
         f"residuals: {readable(sizes.residuals)} of {readable(before)}; "
         f"engine: {engine}; plan: {plan}",
         file=sys.stderr,

@@ -10,9 +10,10 @@
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from operator import add
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,12 +40,16 @@ from jax_revolve.engine.tape.tape import sizes_of
 from jax_revolve.jaxprs.equations import calls_rules
 from jax_revolve.jaxprs.parts import without_dead_code
 from jax_revolve.progress.meters import Listener
+from jax_revolve.schedule import cost
+from jax_revolve.schedule.arguments import TooLittleMemory
+from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.options import Options
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.step.dead_code import known_part, prune_jvp, prune_loop
 from jax_revolve.step.derived import paired
 from jax_revolve.step.equation import run_around_loop
 from jax_revolve.step.examples import run_examples
+from jax_revolve.step.journal import Journal, cheaper, histories, journal_of
 from jax_revolve.step.linearized import (
     Activity,
     Linearized,
@@ -148,24 +153,51 @@ def _batch_reversible(axis: Any, loop: Loop, dims: Flat, *operands: Any) -> Batc
     return loop_p.bind(*moved, function=batched), dims_out
 
 
-def _plan(loop: Loop, step: Linearized, operands: Operands) -> Plan:
-    """The loop's plan, chosen if it depends on sizes."""
-    request = loop.plan
-    if not isinstance(request, Options):
-        return plan_of(loop)
+class _Choice(NamedTuple):
+    plan: Plan
+    sizes: Sizes
+    journal: Journal | None
 
+
+def _plan(loop: Loop, step: Linearized, operands: Operands) -> tuple[Plan, Journal | None]:
+    """The loop's plan, chosen if it depends on sizes, and the journal of the histories for which
+    the plan takes fewer bytes than with checkpoints of them."""
+    request, is_while = loop.plan, loop.condition is not None
     shapes = [t.shape for t in operands.types if is_symbolic(t)]
-    if request.memory is not None and shapes:
+    memory = request.memory if isinstance(request, Options) else None
+    if memory is not None and shapes:
         raise ValueError(
-            f"memory must be None where sizes are symbolic, but is {request.memory} for operands "
+            f"memory must be None where sizes are symbolic, but is {memory} for operands "
             f"of shapes such as {shapes[0]}: their sizes are unknown. Pass checkpoints."
         )
+    leaves = (False,) * loop.num_carry if shapes else histories(loop, step)
+    if not isinstance(request, Options) and not any(leaves):
+        return plan_of(loop), None
 
-    def resolve() -> Plan:
-        sizes, is_while = sizes_of(loop, step, operands), loop.condition is not None
-        return request.resolve(loop.length, sizes, is_while=is_while)
+    def choice(mask: Mask = ()) -> _Choice:
+        journal = journal_of(loop, mask)
+        sizes, plan = sizes_of(loop, step, operands, journal), request
+        if isinstance(plan, Options):
+            plan = plan.resolve(loop.length, sizes, is_while=is_while)
+        assert plan is not None
+        return _Choice(plan, sizes, journal)
 
-    return once(loop, ("plan", step.activity, operands.types), resolve)
+    def cost_of(choice: _Choice) -> tuple[float, ...]:
+        plan, sizes, _ = choice
+        size = cost.memory(plan, sizes) - sizes.checkpoint  # slot 0 is an operand
+        return (size,) if memory is None else (cost.time(plan, sizes, is_while=is_while), size)
+
+    def find() -> tuple[Plan, Journal | None]:
+        found = list[_Choice]()
+        with suppress(TooLittleMemory):
+            found.append(choice())
+        if any(leaves):
+            with suppress(TooLittleMemory):
+                found.append(choice(cheaper(loop, leaves, choice(leaves).plan, operands)))
+        plan, _, journal = min(found or [choice()], key=cost_of)
+        return plan, journal
+
+    return once(loop, ("plan", step.activity, operands.types), find)
 
 
 def _check_collectives(loop: Loop, activity: Activity, operands: Operands) -> None:
@@ -245,13 +277,13 @@ class LoopPrimitive(Function):
         inputs = loop.operands(operands)
         _check_collectives(loop, activity, inputs)
         step = linearized(loop, activity, inputs)
-        loop = loop._replace(plan=_plan(loop, step, inputs))
-        log.show(loop, step, inputs)
+        plan, journal = _plan(loop, step, inputs)
+        loop = loop._replace(plan=plan)
+        log.show(loop, step, inputs, journal)
         has_rule = calls_rules(loop.jaxpr)
         primal_loop(loop, activity)  # found now, while its axes are bound, for `forward.dce`
-        sweep = Sweep(
-            loop.jaxpr, loop, activity, step.restart, step.record, loop.all_ys, True, has_rule
-        )
+        masks = step.restart, step.record, loop.all_ys
+        sweep = Sweep(loop.jaxpr, loop, activity, *masks, True, has_rule, journal=journal)
         results, arrays, sweep = run_forward_sweep(sweep, operands)
         return results, arrays, loop, sweep
 

@@ -72,6 +72,7 @@ from jax_revolve.engine.plain import run_plain
 from jax_revolve.jaxprs.equations import calls_rules
 from jax_revolve.jaxprs.parts import without_dead_code
 from jax_revolve.jaxprs.walk import inner_programs
+from jax_revolve.step.journal import Journal
 from jax_revolve.step.linearized import (
     Activity,
     Cotangents,
@@ -117,7 +118,7 @@ class Sweep(NamedTuple):
     loop: Loop
     activity: Activity
     restart: Mask
-    """Which leaves of the carry a checkpoint holds."""
+    """From which leaves of the carry steps run again."""
     record: Mask
     """Which ys are saved for an inverse."""
     ys: Mask
@@ -139,6 +140,8 @@ class Sweep(NamedTuple):
     """What the forward sweep's steps differentiate, if cotangents reach only a part of it."""
     later: tuple[Mask, ...] = ()
     """For each time that the sweep was itself linearized, the loop's operands that were active."""
+    journal: Journal | None = None
+    """The leaves among them that no checkpoint holds, and how they are undone."""
 
     @property
     def untraced(self) -> "Sweep":
@@ -197,6 +200,11 @@ class Sweep(NamedTuple):
         return (*[True] * first, *carry, *[True] * num_xs)
 
     @property
+    def kept(self) -> Mask:
+        """Which leaves of the carry a checkpoint holds."""
+        return self.restart if self.journal is None else self.journal.without(self.restart)
+
+    @property
     def logs(self) -> int:
         """The number of arrays that rules log in the reverse sweep: its last results."""
         return len(self.output_types) - sum(self.activity.operands)
@@ -232,18 +240,23 @@ class Sweep(NamedTuple):
                 "carry that the first one does not, because a custom_jvp or custom_vjp rule in it "
                 "uses them only if it is differentiated itself. Use jax.lax.scan for this loop."
             )
-        return Steps.of(loop, self.restart, inputs, step, self.record, borrows=borrows)
+        return Steps.of(
+            loop, self.restart, inputs, step, self.record, self.journal, borrows=borrows
+        )
 
     def linearized_step(self, loop: Loop, inputs: Any) -> Linearized:
+        traced, activity = self.traced, self.activity
+        if (journal := self.journal) is not None:
+            loop, traced, activity = journal.loop, *map(journal.active, (traced, activity))
         step = linearized(
             loop,
-            self.traced,
+            traced,
             inputs,
             self.later,
             is_mapped=self.is_mapped,
             keeps_rules=self.keeps_rules,
         )
-        return step.where_reached(self.activity)
+        return step.where_reached(activity)
 
     def needs_more(self, step: Linearized) -> bool:
         return any(map(gt, (*step.restart, *step.record), (*self.restart, *self.record)))

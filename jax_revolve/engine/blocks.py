@@ -10,12 +10,11 @@ from typing import Any
 
 from jax_revolve._compat.values import pick
 from jax_revolve.engine.buffers import Taped
-from jax_revolve.engine.sweep import Block, Forward, Pull, Results
+from jax_revolve.engine.sweep import Block, Forward, Pull, Reached, Results
 from jax_revolve.engine.tape.tape import taped_step
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.step.cpu import in_a_branch
-from jax_revolve.step.loop import Loop, Operands
-from jax_revolve.step.steps import for_loop
+from jax_revolve.step.loop import Loop, Operands, for_loop
 from jax_revolve.storage.buffers import Buffers, write
 
 
@@ -33,12 +32,17 @@ class Single(Block):
 
     def reverse(
         self, restarted: list[Any], start: Any, count: Any, gradient: Operands, work: Any
-    ) -> tuple[Operands, Any]:
+    ) -> tuple[Operands, Any, Reached]:
         del count
         steps, step = self.pull.steps, self.pull.step
         inputs = steps.inputs(steps.whole(restarted), start)
-        taped = in_a_branch(start >= 0, step.step.closed, lambda: step.run(steps, inputs)[2])
-        return self._pullback.through_step(taped, start, gradient)[0], work
+        if step.needs_writes(steps):  # then the histories in the tape are those after the step
+            carry, y, taped = step.run(steps, inputs)
+            reached = steps.after(restarted, carry, y, start), start + 1
+        else:
+            run = lambda: step.run(steps, inputs)[2]  # noqa: E731
+            taped, reached = in_a_branch(start >= 0, step.step.closed, run), (restarted, start)
+        return self._pullback.through_step(taped, start, gradient)[0], work, reached
 
 
 class Tape(Block):
@@ -88,6 +92,8 @@ class Tape(Block):
 
     def reverse(
         self, restarted: list[Any], start: Any, count: Any, gradient: Operands, work: Buffers
-    ) -> tuple[Operands, Buffers]:
-        taped = self.pull.step.tape_steps(self.pull.steps, work, restarted, start, count)
-        return self._pullback.through_block(taped, start, count, gradient), taped
+    ) -> tuple[Operands, Buffers, Reached]:
+        steps = self.pull.steps
+        end, taped = self.pull.step.tape_steps(steps, work, restarted, start, count)
+        reached = end, start + count
+        return self._pullback.through_block(taped, start, count, gradient), taped, reached

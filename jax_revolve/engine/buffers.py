@@ -39,6 +39,8 @@ class Saved(NamedTuple):
     way: Any
     block: Any = None
     steps: Any = None
+    past: Any = ()
+    """The histories at the end, with their journal."""
 
     @property
     def tape(self) -> Buffers:

@@ -18,7 +18,7 @@ from jax_revolve.engine.sweep import Advances, Reverse, State, Way
 from jax_revolve.schedule.levels import Level, levels_of
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.step.cpu import turns
-from jax_revolve.step.steps import for_loop
+from jax_revolve.step.loop import for_loop
 
 
 @dataclass(frozen=True)
@@ -95,22 +95,26 @@ class Every(Way):
                 ahead = sweep.at(slot_of(jnp.maximum(part - 1, 0)), state)
             else:
                 restarted, ahead = sweep.at(slot_of(part), state), None
+            restarted = sweep.restart(restarted, first, state)
             if inner is None:
                 return ahead, sweep.reverse_block(restarted, first, state)
-            state = state._replace(slots=inner.fill(sweep, first, restarted, state.slots))
+            restarted, slots = inner.fill(sweep, first, restarted, state.slots)
+            last = self.plan.block_size * first + inner.level.size * (inner.level.parts - 1)
+            state = state._replace(slots=slots, past=sweep.reached(restarted, last)[1])
             return ahead, inner._parts(sweep, slot_of(part), first, inner.level.parts, state)
 
         fetched = sweep.at(slot_of(count - 1), state) if is_far else None
         return turns(count, reverse_part, (fetched, state))[1]
 
-    def fill(self, sweep: Reverse, start: Any, restarted: list[Any], slots: list[Any]) -> list[Any]:
+    def fill(self, sweep: Reverse, start: Any, restarted: list[Any], slots: list[Any]) -> Any:
         """The slots with the checkpoints of all parts, in the whole part of the level above that
-        starts at block `start`, computed from the checkpoint there."""
+        starts at block `start`, computed from what steps go on from there, and where that gets."""
         level, first = self.level, self.plan.block_size * start
 
         def advance(j: Any, state: tuple[list[Any], list[Any]]) -> tuple[list[Any], list[Any]]:
             restarted, slots = state
             restarted = sweep.steps.advance_by(level.size, first + level.size * j, restarted)
-            return restarted, write_slot(slots, restarted, level.base + 1 + j)
+            checkpoint, _ = sweep.steps.apart(restarted)
+            return restarted, write_slot(slots, checkpoint, level.base + 1 + j)
 
-        return for_loop(0, level.parts - 1, advance, (restarted, slots))[1]
+        return for_loop(0, level.parts - 1, advance, (restarted, slots))

@@ -25,8 +25,7 @@ from jax_revolve.engine.slots import Slots
 from jax_revolve.engine.sweep import Advances, Forward, Results, Reverse, State, Way
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.storage import Storage
-from jax_revolve.step.loop import Operands
-from jax_revolve.step.steps import for_loop
+from jax_revolve.step.loop import Operands, for_loop
 from jax_revolve.storage.buffers import Buffers
 from jax_revolve.storage.stores import get, in_storage, put
 
@@ -121,11 +120,13 @@ class Far(Way):
                 left = jnp.where(is_whole, size, blocks - first)
             is_last = part == plan.parts * segment
             restarted = get(self.storage, buffers, types, segment, is_last)
+            restarted = sweep.restart(restarted, plan.segment * segment, state)
             if plan.parts > 1:
                 span = plan.block_size * jnp.stack([plan.segment * segment, first])
                 _, restarted = sweep.advance(span, restarted)
+            start, past = sweep.reached(restarted, plan.block_size * first)
             positions, top = state.positions.at[0].set(first), jnp.zeros_like(state.top)
-            state = state._replace(start=restarted, positions=positions, top=top)
+            state = state._replace(start=start, past=past, positions=positions, top=top)
             return self.inner.reverse(sweep, first, left, state)
 
         return for_loop(0, number, reverse_part, own)

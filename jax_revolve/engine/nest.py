@@ -38,6 +38,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jax_revolve._compat.values import added, pick, spread, zeros
 from jax_revolve.engine.blocks import Single, Tape
@@ -76,25 +77,29 @@ def run_forward_offline(
     """The final carry, the ys that are kept, and what is saved: the checkpoints and, if the sweep
     `tapes`, the last block's tape."""
     kind = block_of(steps.loop, plan)
-    kept_ys = kind.kept_ys(steps, keep_ys)
-    sweep = Forward(steps, kept_ys)
+    kept_ys, log = kind.kept_ys(steps, keep_ys), steps.empty_log()
+    sweep = Forward(steps, [*kept_ys, *[True] * len(log)])
     _, ys = steps.loop.results(steps.loop.output_types)
-    results, of_block = (steps.operands.carry, list(map(zeros, pick(ys, kept_ys)))), None
+    results, of_block = (steps.operands.carry, [*map(zeros, pick(ys, kept_ys)), *log]), None
     results, of_way = way_of(plan, is_while=False).forward(sweep, results)
     if runs_the_last_block(plan):
         results, of_block = kind.run_last(sweep, plan, results, tapes=tapes)
-    ys = pick(spread(results[1], kept_ys), keep_ys)
-    return [*results[0], *ys], Saved(of_way, of_block)
+    carry, ys = results
+    ys, log = ys[: len(ys) - len(log)], ys[len(ys) - len(log) :]
+    ys = pick(spread(ys, kept_ys), keep_ys)
+    return [*carry, *ys], Saved(of_way, of_block, past=steps.past(carry, log))
 
 
-def tape_the_last_block(steps: Steps, plan: Plan, saved: Saved) -> Taped:
-    """Tape the last block, from the newest checkpoint."""
-    restarted, start = way_of(plan, is_while=False).newest(saved.way, steps.initial())
+def tape_the_last_block(steps: Steps, plan: Plan, saved: Saved) -> tuple[list[Any], Taped]:
+    """Tape the last block, from the newest checkpoint. Also returns the histories after it."""
+    checkpoint, start = way_of(plan, is_while=False).newest(saved.way, steps.initial())
+    restarted = [*checkpoint, *steps.before(list(saved.past), plan.length, start)]
     first = plan.block_size * (plan.blocks - 1)
     restarted = steps.advance_by(first - start, start, restarted)
     step = taped_step(steps.linearized)
     tape = step.empty(plan.block_size, restarted)
-    return Taped(step.tape_steps(steps, tape, restarted, first, plan.length - first))
+    end, tape = step.tape_steps(steps, tape, restarted, first, plan.length - first)
+    return steps.apart(end)[1], Taped(tape)
 
 
 # The reverse sweep
@@ -123,11 +128,12 @@ def run_reverse(
     advance = jax.jit(steps.advance)
     is_sum = [x is not None for x in sums.xs]
     through = lambda size: Pullback(step, steps, size, cotangents.ys, is_sum)  # noqa: E731
-    kind, of_block = block_of(steps.loop, plan), saved.block
+    kind, of_block, past = block_of(steps.loop, plan), saved.block, list(saved.past)
     if kind.tapes and is_last_run and of_block is None:
-        of_block = tape_the_last_block(steps, plan, saved)
+        past, of_block = tape_the_last_block(steps, plan, saved)
     block = kind(plan, Pull(steps, step, through), of_block)
-    sweep = Reverse(steps, total, block, advance)
+    end = past, jnp.asarray(total, jnp.int32) if past else None
+    sweep = Reverse(steps, total, block, advance, end)
     blocks, work = -(-total // size), block.begin()
     if is_last_run:
         blocks -= 1

@@ -38,8 +38,8 @@ from jax_revolve.engine.sweep import Advances, Forward, Kept, Reverse, State, Wa
 from jax_revolve.schedule.binomial import first_positions
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.step.cpu import is_for_cpu, turns
-from jax_revolve.step.loop import Operands
-from jax_revolve.step.steps import element, for_loop, one_of
+from jax_revolve.step.loop import Operands, for_loop
+from jax_revolve.step.steps import element, one_of
 from jax_revolve.storage.buffers import read, write
 
 STEP, STOP, BLOCK, TARGET, TOP = range(5)
@@ -90,7 +90,7 @@ class Slots(Way):
 
         def advance(index: jax.Array, reached: tuple[Any, Kept]) -> tuple[Any, Kept]:
             start, (results, slots) = reached
-            slots = write_slot(slots, pick(results[0], sweep.steps.restart), index)
+            slots = write_slot(slots, sweep.checkpoint(results), index)
             (stop,) = read([jnp.asarray(stops)], index)
             start, results = lax.while_loop(
                 lambda reached: lax.lt(reached[0], stop),
@@ -101,25 +101,25 @@ class Slots(Way):
 
         return for_loop(0, len(stops), advance, (jnp.int32(starts[0]), kept))[1]
 
-    def _in_slots(self, sweep: Forward, starts: Any, stops: Any, kept: Kept) -> Kept:
+    def _in_slots(self, sweep: Forward, starts: Any, stops: Any, state: Kept) -> Kept:
         """Advances of different lengths, each from a checkpoint, in one loop of static length.
 
         Each step stores its carry in the slot of the next checkpoint, over the carry of the step
         before, and goes on from there (`keep`). This needs no decision and no further copy.
         Invariant: every slot below `index` has its final checkpoint.
         """
-        restart, first, newest = sweep.steps.restart, int(starts[0]), int(starts[-1])
+        kept, first, newest = sweep.steps.kept, int(starts[0]), int(starts[-1])
 
-        def step(i: Any, kept: Kept) -> Kept:
-            results, slots = kept
+        def step(i: Any, state: Kept) -> Kept:
+            results, slots = state
             carry, ys = sweep.run_step(i, results)
             # The index of the first checkpoint that is not before the next step.
             index = jnp.sum(jnp.asarray(starts, jnp.int32) <= i, dtype=jnp.int32)
-            slots, stored = keep(slots, pick(carry, restart), index)
-            return (substitute(carry, restart, stored), ys), slots
+            slots, stored = keep(slots, pick(carry, kept), index)
+            return (substitute(carry, kept, stored), ys), slots
 
-        results, slots = kept
-        slots = write_slot(slots, pick(results[0], restart), 0)
+        results, slots = state
+        slots = write_slot(slots, sweep.checkpoint(results), 0)
         results, slots = for_loop(first, newest, step, (results, slots))
         return for_loop(newest, int(stops[-1]), sweep.run_step, results), slots
 
@@ -141,13 +141,14 @@ class Slots(Way):
         """With the stack as online placement left it, or as the plan determines it. In a while loop
         with a storage, it starts empty."""
         if isinstance(saved, Placed):
-            return State(saved.slots.leaves, gradient, work, None, *saved[1:])
+            return State(saved.slots.leaves, gradient, work, sweep.end, None, *saved[1:])
         positions, starts = np.zeros(slots_used(self.plan), np.int32), []
         if not sweep.is_while:
             starts, _ = first_advances(self.plan)
         positions[: len(starts)] = starts
         top = jnp.int32(max(len(starts) - 1, 0))
-        return State(saved.leaves, gradient, work, None, integers(positions), None, top)
+        state = State(saved.leaves, gradient, work, sweep.end)
+        return state._replace(positions=integers(positions), top=top)
 
     def reverse(self, sweep: Reverse, first: Any, count: Any, state: State) -> State:
         """The loop of `revolve`. The path from the newest checkpoint to the next block to reverse
@@ -171,7 +172,7 @@ class Slots(Way):
             at, carry, slots, positions = stored
             at, carry = sweep.advance(at, carry)
             top = lax.add(element(at, TOP), ONE)
-            slots = write_slot(slots, carry, state.slot(top))
+            slots = write_slot(slots, sweep.steps.apart(carry)[0], state.slot(top))
             (positions,) = write([positions], [element(at, TARGET)], top)
             top = lax.expand_dims(top, (0,))
             at = path(one_of(at, TARGET), one_of(at, BLOCK), top, top)
@@ -182,8 +183,8 @@ class Slots(Way):
         def reverse_block(_: Any, done_state: tuple[jax.Array, State]) -> tuple[jax.Array, State]:
             done, state = done_state
             block, top = lax.sub(element(done, BLOCK), ONE), element(done, TOP)
-            newest = sweep.at(state.slot(top), state)
             (position,) = read([state.positions], top)
+            newest = sweep.restart(sweep.at(state.slot(top), state), position, state)
             # A checkpoint at the block itself is read for the last time.
             is_last = lax.convert_element_type(lax.eq(position, block), jnp.int32)
             numbers = position, block, top, lax.sub(top, is_last)

@@ -16,8 +16,8 @@ from jax_revolve.engine.buffers import Carries, at_slot, empty, keep, slots_used
 from jax_revolve.engine.placement import Stack
 from jax_revolve.engine.tape.tape import Pullback, TapedStep
 from jax_revolve.schedule.plan import Plan
-from jax_revolve.step.loop import Loop, Operands
-from jax_revolve.step.steps import Steps, for_loop
+from jax_revolve.step.loop import Loop, Operands, for_loop
+from jax_revolve.step.steps import Steps
 from jax_revolve.storage.buffers import write
 
 Results = tuple[list[Any], list[Any]]
@@ -25,6 +25,10 @@ Results = tuple[list[Any], list[Any]]
 
 Kept = tuple[Results, list[Any]]
 """The results so far, and the checkpoints so far."""
+
+
+Reached = tuple[list[Any], Any]
+"""What steps go on from, or its part with histories, and before which step."""
 
 
 class Advances(NamedTuple):
@@ -61,7 +65,7 @@ class Forward(NamedTuple):
         return for_loop(0, plan.length - first, step, results)
 
     def checkpoint(self, results: Results) -> list[Any]:
-        return pick(results[0], self.steps.restart)
+        return pick(results[0], self.steps.kept)
 
     def run(
         self,
@@ -158,9 +162,9 @@ class Block:
 
     def reverse(
         self, restarted: list[Any], start: Any, count: Any, gradient: Operands, work: Any
-    ) -> tuple[Operands, Any]:
-        """Pull cotangents back through the `count` steps from `start` on, from the checkpoint
-        there."""
+    ) -> tuple[Operands, Any, Reached]:
+        """Pull cotangents back through the `count` steps from `start` on, from what steps go on
+        from there. Also returns where its own run has left that, and before which step."""
         raise NotImplementedError
 
     def end(self, gradient: Operands, work: Any) -> Operands:
@@ -227,8 +231,7 @@ class Way(ABC):
 
     def begin(self, sweep: "Reverse", saved: Any, gradient: Operands, work: Any) -> Any:
         """The state before it."""
-        del sweep
-        return State(saved.leaves, gradient, work)
+        return State(saved.leaves, gradient, work, sweep.end)
 
     @abstractmethod
     def reverse(self, sweep: "Reverse", first: Any, count: Any, state: Any) -> "State":
@@ -236,7 +239,8 @@ class Way(ABC):
 
 
 class State(NamedTuple):
-    """The checkpoints of a reverse sweep, the cotangents so far, and the work of its blocks.
+    """The checkpoints of a reverse sweep, the cotangents so far, the work of its blocks, and where
+    histories are.
 
     Entry 0 of the stack is `start`, by default the initial carry, and entry `top` the newest
     checkpoint. Entry i is the carry that enters block `positions[i]`, in slot `slot_index[i]`, or
@@ -247,6 +251,7 @@ class State(NamedTuple):
     slots: list[Any]
     gradient: Operands
     work: Any
+    past: Reached
     start: list[Any] | None = None
     positions: Any = None
     slot_index: jax.Array | None = None
@@ -273,6 +278,8 @@ class Reverse(NamedTuple):
     block: Block
     advance: Callable[..., Any]
     """`Steps.advance`, traced and lowered once for all its calls."""
+    end: Reached
+    """Where histories are at first."""
 
     @property
     def is_while(self) -> bool:
@@ -283,11 +290,24 @@ class Reverse(NamedTuple):
         start = self.steps.initial() if state.start is None else state.start
         return at_slot(state.slots, slot, start)
 
+    def restart(self, checkpoint: list[Any], block: Any, state: State) -> list[Any]:
+        """What steps go on from at the checkpoint that enters a block: histories are undone."""
+        past, reached = state.past
+        return [*checkpoint, *self.steps.before(past, reached, self.block.size * block)]
+
+    def reached(self, restarted: list[Any], step: Any) -> tuple[list[Any], Reached]:
+        """A checkpoint, and the histories, which have reached this step."""
+        checkpoint, past = self.steps.apart(restarted)
+        return checkpoint, (past, jnp.asarray(step, jnp.int32) if past else None)
+
     def reverse_block(self, restarted: list[Any], number: Any, state: State) -> State:
-        """Pull the cotangents back through a block, from the checkpoint at its start."""
+        """Pull the cotangents back through a block, from what steps go on from at its start."""
         size = self.block.size
         start = size * number
         # The last block of a while loop may be shorter. A scan's last block is not reversed here.
         count = jnp.minimum(size, self.total - start) if self.is_while else size
-        gradient, work = self.block.reverse(restarted, start, count, state.gradient, state.work)
-        return state._replace(gradient=gradient, work=work)
+        gradient, work, reached = self.block.reverse(
+            restarted, start, count, state.gradient, state.work
+        )
+        past = self.reached(*reached)[1]
+        return state._replace(gradient=gradient, work=work, past=past)

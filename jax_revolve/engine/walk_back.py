@@ -30,14 +30,14 @@ from jax import lax
 from jax_revolve._compat.jaxprs import call_jaxpr, is_literal
 from jax_revolve._compat.values import pick, spread, substitute, varying_axes, zeros
 from jax_revolve.engine.buffers import Carries, Record
-from jax_revolve.engine.sweep import Block, Forward, Pull, Results
+from jax_revolve.engine.sweep import Block, Forward, Pull, Reached, Results
 from jax_revolve.jaxprs.parts import part_of
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.step.cpu import in_a_branch, largest_entry
 from jax_revolve.step.examples import done
 from jax_revolve.step.linearized import union
-from jax_revolve.step.loop import Loop, Operands, Trust, is_inexact
-from jax_revolve.step.steps import Steps, for_loop
+from jax_revolve.step.loop import Loop, Operands, Trust, for_loop, is_inexact
+from jax_revolve.step.steps import Steps
 from jax_revolve.storage.buffers import read
 
 
@@ -189,11 +189,11 @@ class WalkBack(Block):
         self, start: int, count: int, gradient: Operands, work: Walk
     ) -> tuple[Operands, Walk]:
         assert self._saved.start is not None
-        return self.reverse(self._saved.start.leaves, start, count, gradient, work)
+        return self.reverse(self._saved.start.leaves, start, count, gradient, work)[:2]
 
     def reverse(
         self, restarted: list[Any], start: Any, count: Any, gradient: Operands, work: Walk
-    ) -> tuple[Operands, Walk]:
+    ) -> tuple[Operands, Walk, Reached]:
         steps, own, exact, walk = self._steps, self._saved.steps, restarted, work
 
         def step_back(i: Any, state: tuple[list[Any], Operands, Any]) -> Any:
@@ -215,7 +215,8 @@ class WalkBack(Block):
         drift = drift if own is None else jnp.where(is_wrong, jnp.inf, drift)
         is_new = ~(drift <= walk.drift)  # NaN is never less
         step = jnp.where(is_new, jnp.asarray(start, jnp.int32), walk.step)
-        return gradient, Walk(exact, scales, jnp.maximum(drift, walk.drift), step)
+        walk = Walk(exact, scales, jnp.maximum(drift, walk.drift), step)
+        return gradient, walk, (restarted, start)
 
     def _before(self, after: list[Any], step: Any, is_over: Any) -> tuple[list[Any], list[Any]]:
         """The checkpoint before a step, from the one after it, and the step's kept residuals."""

@@ -50,7 +50,8 @@ class CompiledStep:
         """The Python functions that the programs call."""
 
     def _advance(self, consts: Values, carry: Values, x: Values) -> tuple[Values, Values]:
-        return self._loop.results(self._linearized.advance([*consts, *consts, *carry, *carry, *x]))
+        step, inputs = self._linearized, [*consts, *consts, *carry, *carry, *x]
+        return self._loop.results(step.run(step.results, inputs))
 
     def _pull(self, inputs: Operands, ct_carry: Values, ct_y: Values, ct_consts: Values) -> Any:
         """The cotangents before a step: of the active consts so far, carries, and slices of xs, and

@@ -145,7 +145,7 @@ def _decided(sweep: Sweep) -> tuple[Decided, list[Any]]:
     def find() -> tuple[Decided, list[Any]]:
         operands = Operands(*(list(map(like, part)) for part in types))
         step = sweep.linearized_step(loop, operands)
-        sizes = sizes_of(loop, step, operands)
+        sizes = sizes_of(loop, step, operands, sweep.journal)
         in_reverse = [step.transposed] if taped_step(step).is_transposable else []
         return Decided(loop, sweep.activity, sizes, types), [step.code, *in_reverse]
 

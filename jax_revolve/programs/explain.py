@@ -88,15 +88,18 @@ class Explanation(Printed):
         return f"The gradient with respect to {self.differentiated}."
 
     def _table(self) -> Iterator[str]:
-        sizes = ("carry", "residuals", "jax.lax keeps", "memory")
+        sizes = ("carry", "journal", "residuals", "jax.lax keeps", "memory")
         titles = ("loop", "from", "steps", "runs", *sizes, "checkpoints", "block size")
         plain = [loop.plain_bytes for loop, _, _ in self._rows if loop.depth == 0]
         kept = "" if None in plain else readable(sum(size or 0 for size in plain))
-        total = ["together", "", "", "", "", "", kept, readable(self.memory), "", ""]
+        total = ["together", "", "", "", "", "", "", kept, readable(self.memory), "", ""]
         rows = [[*titles, "evaluations"], *(self._row(*row) for row in self._rows)]
         at_most = any(report and loop.kind == "while" for loop, report, _ in self._rows)
         evaluations = f"{'<= ' if at_most else ''}{self.evaluations}"
-        yield from aligned([*rows, [*total, evaluations]], words=2)
+        rows = [*rows, [*total, evaluations]]
+        if not any(report.sizes.journal for report in self.loops):
+            rows = [[*row[:5], *row[6:]] for row in rows]
+        yield from aligned(rows, words=2)
 
     def _row(self, loop: FoundLoop, report: Report | None, evaluations: int) -> list[str]:
         at_most = "<= " if loop.kind == "while" else ""
@@ -105,7 +108,8 @@ class Explanation(Printed):
         carry = readable(report.sizes.carry if report else loop.carry_bytes)
         residuals = readable(report.sizes.residuals if report else loop.residual_bytes)
         plain = "" if loop.plain_bytes is None else readable(loop.plain_bytes)
-        row = [loop.name, loop.source, steps, runs, carry, residuals, plain]
+        journal = readable(report.sizes.journal) if report and report.sizes.journal else ""
+        row = [loop.name, loop.source, steps, runs, carry, journal, residuals, plain]
         if report is None:
             alone = "no gradient" if loop.residual_bytes else "keeps nothing"
             alone = alone if loop.is_own else "left alone"

@@ -50,12 +50,14 @@ class Sizes(NamedTuple):
     arrays: int = 0  # how many arrays of residuals are written for each step of a block
     profile: Profile = CPU
     is_walked_back: bool = False  # blocks have no tape, and take `again` instead
+    journal: int = 0  # what all steps log to undo histories, and the histories at the end
 
 
 def memory(plan: Plan, sizes: Sizes) -> int:
+    carry = sizes.carry + sizes.journal
     if plan.block_size == 1:
-        return plan.memory(sizes.checkpoint, sizes.alone, sizes.carry)
-    in_block = plan.memory(sizes.checkpoint, sizes.residuals, sizes.carry)
+        return plan.memory(sizes.checkpoint, sizes.alone, carry)
+    in_block = plan.memory(sizes.checkpoint, sizes.residuals, carry)
     return in_block + sizes.again + piece(plan.block_size) * sizes.factors
 
 
@@ -67,9 +69,9 @@ def piece(block_size: int, most: int = STEPS_IN_A_PRODUCT) -> int:
 def held(plan: Plan, sizes: Sizes, *, is_while: bool = False) -> int:
     """The bytes held between the sweeps, to be multiplied by an outer loop's block size."""
     if is_while:
-        return plan.checkpoints * (sizes.checkpoint + STACK_ENTRY)
+        return plan.checkpoints * (sizes.checkpoint + STACK_ENTRY) + sizes.journal
     tape = plan.block_size * sizes.residuals if plan.block_size > 1 else 0
-    return plan.checkpoints * sizes.checkpoint + tape
+    return plan.checkpoints * sizes.checkpoint + tape + sizes.journal
 
 
 def passing(plan: Plan, sizes: Sizes, *, is_while: bool = False) -> int:

@@ -95,6 +95,9 @@ class Report(Printed):
             ("a checkpoint", sizes.checkpoint, state),
             ("residuals of a step", sizes.residuals, kept),
         ]
+        if sizes.journal:
+            meaning = "to undo the writes of all steps, and the histories that it undoes"
+            rows.append(("the journal", sizes.journal, meaning))
         if sizes.is_walked_back:
             walk = "the residuals of a step; each block is walked back by the inverse"
             rows[1:] = [("a step back", sizes.alone, walk)]

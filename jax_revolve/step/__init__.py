@@ -21,7 +21,8 @@ These files run steps:
 - `steps`: from the start, with their ys, and from a checkpoint to a later one.
 - `examples`: under `jax.vmap`, where some examples of a while loop are done.
 - `mixing`: whether examples see each other in an operation, or in its derivative.
-- `updates`: equations that read and write entries of arrays.
+- `updates`: what a step does to an array: reads and writes of entries.
+- `journal`: histories, and how their writes are undone.
 - `cpu`: workarounds for how XLA compiles for CPUs.
 
 May import `storage`, `progress`, `schedule`, `jaxprs` and `_compat`. `engine`, `autodiff` and

@@ -19,8 +19,8 @@ compiles to one kernel (`engine.placement`). And largest entries are found among
 """
 
 from collections import Counter
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from math import prod
 from operator import is_
 from typing import Any, TypeVar
@@ -46,9 +46,8 @@ from jax_revolve.jaxprs.walk import has_equation, inner_programs, with_inner_pro
 from jax_revolve.profiles.in_force import profile_of_platform
 from jax_revolve.profiles.profile import CPU
 from jax_revolve.step.examples import any_example
-from jax_revolve.step.loop import Loop
+from jax_revolve.step.loop import Loop, for_loop
 from jax_revolve.step.operations import having
-from jax_revolve.step.steps import for_loop
 from jax_revolve.step.updates import Uses, updated, with_slices
 
 T = TypeVar("T")
@@ -207,32 +206,33 @@ def with_reads_first(pullback: ClosedJaxpr) -> ClosedJaxpr:
     on it.
     """
     closed = with_slices(pullback)
-    pairs = Uses(closed).writes_with_reads() if "reads" not in turned_off else []
-    if not pairs:
+    pairs = Uses(closed).writes_with_reads()
+    if not pairs or "reads" in turned_off:
         return pullback
+    return jax.make_jaxpr(partial(run_reads_first, closed, pairs))(*closed.in_avals)
+
+
+def run_reads_first(closed: Any, pairs: Sequence[tuple[Any, list[Any]]], *inputs: Any) -> list[Any]:
+    """The results of a jaxpr, in which each of these writes depends on the reads beside it."""
     before = {id(writer): readers for writer, readers in pairs}
     readers = {id(reader) for readers in before.values() for reader in readers}
     equations: dict[int, Any] = {}
     for eqn in closed.eqns:
         for each in (*before.get(id(eqn), ()), eqn):
             equations.setdefault(id(each), each)
+    entries: dict[Any, jax.Array] = {}
 
-    def run_all(*inputs: Any) -> list[Any]:
-        entries: dict[Any, jax.Array] = {}
+    def run(eqn: Any, operands: list[Any]) -> list[Any]:
+        if id(eqn) in readers:
+            entries[eqn.outvars[0]] = value = _read_alone(eqn, operands)
+            return [value]
+        if id(eqn) in before:
+            read = [entries[reader.outvars[0]] for reader in before[id(eqn)]]
+            operands[updated(eqn)] = _after(read, operands[updated(eqn)])
+            return [run_equation(eqn, operands)]
+        return run_in_place(eqn, operands)
 
-        def run(eqn: Any, operands: list[Any]) -> list[Any]:
-            if id(eqn) in readers:
-                entries[eqn.outvars[0]] = value = _read_alone(eqn, operands)
-                return [value]
-            if id(eqn) in before:
-                read = [entries[reader.outvars[0]] for reader in before[id(eqn)]]
-                operands[updated(eqn)] = _after(read, operands[updated(eqn)])
-                return [run_equation(eqn, operands)]
-            return run_in_place(eqn, operands)
-
-        return run_each(with_equations(closed, list(equations.values())), inputs, run)
-
-    return jax.make_jaxpr(run_all)(*closed.in_avals)
+    return run_each(with_equations(closed, list(equations.values())), inputs, run)
 
 
 def _read_alone(eqn: Any, operands: list[Any]) -> jax.Array:
@@ -253,5 +253,7 @@ def _after(entries: list[jax.Array], update: jax.Array) -> jax.Array:
     """The update, made to depend on these entries: XLA does not know that no number is less than
     itself."""
     for entry in map(jnp.real, entries):
-        update = lax.select(entry < entry, lax.full_like(update, 1), update)
+        never = entry < entry
+        never = never if entry.shape == update.shape else jnp.any(never)
+        update = lax.select(never, lax.full_like(update, 1), update)
     return update

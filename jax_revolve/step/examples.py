@@ -41,14 +41,23 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 
 from jax_revolve._compat.interpreters import names_axes
-from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, is_literal
+from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, is_literal, variables
 from jax_revolve._compat.primitives import new_primitive
 from jax_revolve._compat.values import is_zero, pick, substitute, varying_axes
 from jax_revolve.jaxprs.evaluate import run_each, run_in_place
 from jax_revolve.jaxprs.parts import between, part_of
 from jax_revolve.step.loop import Loop, Mask, Operands, Step, is_inexact, once
 from jax_revolve.step.mixing import mixes_examples
-from jax_revolve.step.updates import Uses, reads, with_slices, write_unless
+from jax_revolve.step.updates import (
+    Uses,
+    is_read,
+    may_be_left_out,
+    path,
+    reads,
+    with_slices,
+    write_unless,
+    writes,
+)
 
 
 @custom_vmap
@@ -199,54 +208,79 @@ def run_marked(
 
 
 def guarded(loop: Loop, consts: list[Any], carry: list[Any]) -> list[Any]:
-    """The carry after the step of a while loop, which leaves examples that are done unchanged."""
+    """The carry after the step of a while loop, which leaves examples that are done unchanged, and
+    the entries of a step that is logged."""
     is_done = done(loop.holds(consts, carry))
     leaves, jaxpr = _marked_step(loop, is_done)
     selected = [not leaf for leaf in leaves]
-    new = call_jaxpr(jaxpr)(is_done, *consts[loop.num_condition_consts :], *carry)
+    flat = call_jaxpr(jaxpr)(is_done, *consts[loop.num_condition_consts :], *carry)
+    new, entries = loop.results(flat)
     pairs = zip(pick(carry, selected), pick(new, selected), strict=True)
-    return substitute(new, selected, [lax.select(is_done, old, x) for old, x in pairs])
+    return [*substitute(new, selected, [lax.select(is_done, *pair) for pair in pairs]), *entries]
 
 
 def _marked_step(loop: Loop, is_done: jax.Array) -> tuple[Mask, ClosedJaxpr]:
     """The leaves of the carry of which the step only reads and writes entries; and the step, from
     whether the example is done and its own inputs, which leaves these leaves unchanged if it is.
-    Equations that compute what other examples see take the inputs without marks."""
+    Equations that compute what other examples see take the inputs without marks.
+
+    A step that is logged may also read the whole of a leaf to which it writes. Then its writes run
+    twice: in the marked leaf, which the step reads, and in the leaf itself."""
     of_done = jax.typeof(is_done)
 
     def find() -> tuple[Mask, ClosedJaxpr]:
         closed = with_slices(loop.jaxpr)
-        inputs, (new, _) = closed.jaxpr.invars, loop.results(closed.jaxpr.outvars)
+        inputs, (new, entries) = closed.jaxpr.invars, loop.results(closed.jaxpr.outvars)
         first = loop.num_consts - loop.num_condition_consts
         carry = inputs[first : first + loop.num_carry]
-        uses = Uses(closed)
-        writers = [uses.chain(*each) for each in zip(carry, new, strict=True)]
-        leaves = tuple(map(bool, writers))
-        written = {eqn.outvars[0] for chain in writers for eqn in chain}
-        arrays = set(pick(carry, leaves))
+        uses, logged = Uses(closed, entries), set(variables(entries))
+        chains = [uses.chain(*each) for each in zip(carry, new, strict=True)]
+        written = {eqn.outvars[0] for chain in chains for eqn in chain}
+        arrays = {v for v, chain in zip(carry, chains, strict=True) if chain}
+        paths = [path(closed.jaxpr, *each) for each in zip(carry, new, strict=True)]
+        paths = [chain or (p if entries else []) for chain, p in zip(chains, paths, strict=True)]
+        leaves = tuple(bool(p) and all(map(may_be_left_out, p)) for p in paths)
+        again = {id(eqn) for p in paths for eqn in p if written.isdisjoint(eqn.outvars)}
+        again |= {id(eqn) for eqn in closed.eqns if is_read(eqn) and eqn.outvars[0] in logged}
         mixing = list(filter(mixes_examples, closed.eqns))
         seen = set(map(id, between(closed.jaxpr, [], [], mixing)))
 
         def step(is_done: jax.Array, *values: Any) -> list[Any]:
             pairs = zip(inputs, values, strict=True)
             marked: dict[Any, Any] = {v: mark(is_done, x) for v, x in pairs if v not in arrays}
+            pairs = zip(carry, values[first:], strict=True)
+            own: dict[Any, Any] = {v: x for (v, x), p in zip(pairs, paths, strict=True) if p}
 
             def run(eqn: Any, operands: list[Any]) -> Sequence[Any]:
-                if id(eqn) in seen:
+                is_seen = id(eqn) in seen
+                operands = operands if is_seen else _instead(marked, eqn.invars, operands)
+                if id(eqn) in again:
+                    alone = _instead(own, eqn.invars, operands)
+                    is_write = writes(eqn, eqn.invars[0]) and may_be_left_out(eqn)
+                    own[eqn.outvars[0]] = (
+                        write_unless(is_done, eqn, alone)
+                        if is_write
+                        else run_in_place(eqn, alone)[0]
+                    )
+                if is_seen:
                     return run_in_place(eqn, operands)
-                pairs = list(zip(eqn.invars, operands, strict=True))
-                operands = [x if is_literal(v) else marked.get(v, x) for v, x in pairs]
                 if written.intersection(eqn.outvars):
                     return [write_unless(is_done, eqn, operands)]
                 results = run_in_place(eqn, operands)
-                is_read = any(reads(eqn, array) for array in arrays)
-                return [mark(is_done, *results)] if is_read else results
+                is_marked = any(reads(eqn, array) for array in arrays)
+                return [mark(is_done, *results)] if is_marked else results
 
-            return run_each(closed, values, run)
+            return _instead(own, closed.jaxpr.outvars, run_each(closed, values, run))
 
         return leaves, jax.make_jaxpr(step)(of_done, *closed.in_avals)
 
     return once(loop, ("marked step", of_done, names_axes()), find)
+
+
+def _instead(values: Mapping[Any, Any], atoms: Sequence[Any], others: Sequence[Any]) -> list[Any]:
+    """The values of these atoms, or the others where there are none."""
+    pairs = zip(atoms, others, strict=True)
+    return [x if is_literal(v) else values.get(v, x) for v, x in pairs]
 
 
 def linearizable(loop: Loop, safe: Operands, active: Mask, *, is_mapped: bool) -> Step:
@@ -262,7 +296,7 @@ def linearizable(loop: Loop, safe: Operands, active: Mask, *, is_mapped: bool) -
         if is_mapped:
             closed, at = jax.make_jaxpr(lambda *xs: guarded(loop, *xs))(consts, carry), 0
         instead = [*safe.consts[at:], *safe.carry]
-        return run_marked(closed, [*consts[at:], *carry], instead, active[at:]), []
+        return loop.results(run_marked(closed, [*consts[at:], *carry], instead, active[at:]))
 
     return step
 

@@ -250,7 +250,7 @@ class Linearized:
     its forward rule returns, which may differ from the function, for example by quantization. An
     engine that advanced with the function and taped with the rule would mix two loops, and its
     result would depend on the positions of checkpoints. So advances run `code` for its results
-    alone, and tapes for both: see `advance` and `engine.tape`.
+    alone, and tapes for both: see `run` and `engine.tape`.
 
     All steps share the consts, and the safe consts and carry (`examples.safe_operands`). The next
     derivative differentiates `code` and `transposed`, not the step, because JAX applies a rule once
@@ -309,10 +309,12 @@ class Linearized:
         made = (v for eqn in jaxpr.eqns for v in eqn.outvars)
         return [v for v in (*jaxpr.invars, *made) if v in chosen]
 
-    @cached_property
-    def advance(self) -> Callable[[Sequence[Any]], list[Any]]:
-        """A step's results, from the inputs of `closed`."""
-        return with_outputs(self.closed, self.results)
+    def run(self, outputs: Sequence[Variable], inputs: Sequence[Any]) -> list[Any]:
+        """These variables of a step, from the inputs of `closed`."""
+        key = ("run", *map(id, outputs))
+        if key not in self.derived:
+            self.derived[key] = with_outputs(self.closed, outputs)
+        return self.derived[key](inputs)
 
     @property
     def transposed(self) -> ClosedJaxpr:

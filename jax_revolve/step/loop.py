@@ -5,6 +5,8 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
 from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, facts_of, with_equations
 from jax_revolve._compat.values import AbstractValue, as_array, explicit_mesh, laid_out
@@ -132,6 +134,20 @@ class Loop(NamedTuple):
         """The number of steps of a scan."""
         assert self.length is not None
         return self.length
+
+
+def for_loop(start: Any, stop: Any, body: Callable[[Any, T], T], state: T) -> T:
+    """`lax.fori_loop`, as a while loop even for static numbers, where lax would make a scan, trace
+    it again to lower it, and count twice. XLA compiles both to the same loop."""
+    if not (isinstance(start, int) and isinstance(stop, int)):
+        return lax.fori_loop(start, stop, body, state)
+
+    def step(counted: tuple[Any, T]) -> tuple[Any, T]:
+        i, state = counted
+        return lax.add(i, np.int32(1)), body(i, state)
+
+    is_before = lambda counted: lax.lt(counted[0], np.int32(stop))  # noqa: E731
+    return lax.while_loop(is_before, step, (np.int32(start), state))[1]
 
 
 def with_layout(loop: Loop, operands: Operands) -> Operands:

@@ -1,19 +1,19 @@
 """The steps of a loop: from its start, with its ys, and again from a checkpoint."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from jax_revolve._compat.values import pick, substitute
 from jax_revolve.step.examples import safe_operands
-from jax_revolve.step.linearized import Linearized
-from jax_revolve.step.loop import Loop, Mask, Operands, with_layout
-from jax_revolve.storage.buffers import read
-
-T = TypeVar("T")
+from jax_revolve.step.journal import Journal
+from jax_revolve.step.linearized import Linearized, Variable
+from jax_revolve.step.loop import Loop, Mask, Operands, for_loop, with_layout
+from jax_revolve.storage.buffers import read, write
 
 
 class Steps(NamedTuple):
@@ -27,6 +27,11 @@ class Steps(NamedTuple):
     linearized: Linearized
     record: Mask = ()
     """The ys that an inverse reads."""
+    journal: Journal | None = None
+    """How histories are undone. Steps go on from the leaves of a checkpoint, then the histories,
+    then the entries of the journal, if there is one."""
+    logs: bool = False
+    """Whether steps are logged."""
 
     @classmethod
     def of(
@@ -36,26 +41,40 @@ class Steps(NamedTuple):
         operands: Operands,
         linearized: Linearized,
         record: Mask = (),
+        journal: Journal | None = None,
         *,
         borrows: bool = False,
     ) -> "Steps":
         operands, active = with_layout(loop, operands), linearized.activity.consts
         safe = safe_operands(loop, operands, active, borrows=borrows)
-        return cls(loop, restart, operands, safe, linearized, record)
+        logs = journal is not None and journal.logs_again
+        return cls(loop, restart, operands, safe, linearized, record, journal, logs)
 
     @property
     def shared(self) -> list[Any]:
         """What all steps share, as in `Linearized`."""
         return [*self.operands.consts, *self.safe.consts, *self.safe.carry]
 
+    @property
+    def kept(self) -> Mask:
+        """The leaves of the carry that a checkpoint holds."""
+        return self.restart if self.journal is None else self.journal.without(self.restart)
+
     def initial(self) -> list[Any]:
         """The checkpoint at the loop's start."""
-        return pick(self.operands.carry, self.restart)
+        return pick(self.operands.carry, self.kept)
 
     def whole(self, restarted: list[Any]) -> list[Any]:
-        """The whole carry. Nothing depends on leaves outside the checkpoint, so they get any
+        """The whole carry. Nothing depends on leaves outside the restart set, so they get any
         values."""
-        return substitute(self.operands.carry, self.restart, restarted)
+        checkpoint, past = self.apart(restarted)
+        carry = substitute(self.operands.carry, self.kept, checkpoint)
+        return carry if self.journal is None else substitute(carry, self.journal.mask, past)
+
+    def apart(self, restarted: list[Any]) -> tuple[list[Any], list[Any]]:
+        """A checkpoint, and the histories with their journal."""
+        count = sum(self.kept)
+        return restarted[:count], restarted[count:]
 
     def inputs(self, carry: list[Any], step: Any) -> Operands:
         """The operands of step number `step`."""
@@ -63,12 +82,58 @@ class Steps(NamedTuple):
 
     def step(self, carry: list[Any], step: Any) -> tuple[list[Any], list[Any]]:
         """The carry after step number `step`, and its y."""
-        inputs = self.inputs(carry, step)
-        return self.loop.results(self.linearized.advance([*self.shared, *carry, *inputs.xs]))
+        return self.run(self.inputs(carry, step))[:2]
+
+    def run(
+        self, inputs: Operands, kept: Sequence[Variable] = ()
+    ) -> tuple[list[Any], list[Any], list[Any]]:
+        """The carry after a step, its y and, if steps are logged, the entries of the journal, and
+        the values of these variables."""
+        step, journal, results = self.linearized, self.journal, self.linearized.results
+        if journal is not None and not self.logs:
+            results = results[: len(results) - journal.size]
+        outputs, flat = [*results, *kept], [*self.shared, *inputs.carry, *inputs.xs]
+        if journal is not None and (self.logs or kept):
+            flat = journal.run(step, outputs, flat)
+        else:
+            flat = step.run(outputs, flat)
+        return *self.loop.results(flat[: len(results)]), flat[len(results) :]
+
+    def empty_log(self) -> list[Any]:
+        return [] if self.journal is None else self.journal.empty()
+
+    def past(self, carry: list[Any], log: list[Any]) -> list[Any]:
+        """The histories in a carry, with their journal."""
+        return [] if self.journal is None else [*pick(carry, self.journal.mask), *log]
+
+    def after(self, restarted: list[Any], carry: list[Any], y: list[Any], step: Any) -> list[Any]:
+        """What steps go on from after a step with these results."""
+        size = 0 if self.journal is None else self.journal.size
+        log = restarted[len(restarted) - size :]
+        if self.logs:
+            log = write(log, y[len(y) - size :], self.loop.entry(step))
+        return [*pick(carry, self.kept), *self.past(carry, log)]
+
+    def before(self, past: list[Any], start: Any, stop: Any) -> list[Any]:
+        """The histories before step `stop` with their journal, from the same before step `start`,
+        which is later."""
+        journal = self.journal
+        if journal is None:
+            return past
+        histories, log = past[: -journal.size], past[-journal.size :]
+
+        def back(state: tuple[Any, list[Any]]) -> tuple[Any, list[Any]]:
+            at = lax.sub(state[0], np.int32(1))
+            entries = read(log, self.loop.entry(at))
+            return at, journal.before(self.operands, state[1], entries, at)
+
+        start, stop = (jnp.asarray(i, jnp.int32) for i in (start, stop))
+        is_after = lambda state: lax.gt(state[0], stop)  # noqa: E731
+        return [*lax.while_loop(is_after, back, (start, histories))[1], *log]
 
     def step_again(self, restarted: list[Any], step: Any) -> list[Any]:
-        """The checkpoint after a step, from the one before."""
-        return pick(self.step(self.whole(restarted), step)[0], self.restart)
+        """What steps go on from after a step, from the same before it."""
+        return self.after(restarted, *self.step(self.whole(restarted), step), step)
 
     def advance_by(self, count: int, first: Any, restarted: list[Any]) -> list[Any]:
         """The checkpoint `count` steps after the one at step `first`, in a static loop."""
@@ -88,20 +153,6 @@ class Steps(NamedTuple):
 
         one = np.eye(1, span.size, dtype=np.int32)[0]
         return lax.while_loop(is_before, step, (span, restarted))
-
-
-def for_loop(start: Any, stop: Any, body: Callable[[Any, T], T], state: T) -> T:
-    """`lax.fori_loop`, as a while loop even for static numbers, where lax would make a scan, trace
-    it again to lower it, and count twice. XLA compiles both to the same loop."""
-    if not (isinstance(start, int) and isinstance(stop, int)):
-        return lax.fori_loop(start, stop, body, state)
-
-    def step(counted: tuple[Any, T]) -> tuple[Any, T]:
-        i, state = counted
-        return lax.add(i, np.int32(1)), body(i, state)
-
-    is_before = lambda counted: lax.lt(counted[0], np.int32(stop))  # noqa: E731
-    return lax.while_loop(is_before, step, (np.int32(start), state))[1]
 
 
 def element(numbers: jax.Array, which: int) -> jax.Array:

@@ -32,13 +32,14 @@ from jax_revolve._compat.values import (
 )
 from jax_revolve.engine.tape.cut import Cut, best_cut, cut_at, uncut
 from jax_revolve.engine.tape.weight_gradients import WeightGradients
-from jax_revolve.jaxprs.parts import part_of, with_outputs
+from jax_revolve.jaxprs.parts import between, part_of
 from jax_revolve.profiles.in_force import profile_in_force, profile_of_platform
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.step.cpu import in_a_branch, turns, with_reads_first
+from jax_revolve.step.journal import Journal
 from jax_revolve.step.linearized import Cotangents, Linearized, add
-from jax_revolve.step.loop import Loop, Operands
-from jax_revolve.step.steps import Steps, for_loop
+from jax_revolve.step.loop import Loop, Operands, for_loop
+from jax_revolve.step.steps import Steps
 from jax_revolve.step.work import work_of
 from jax_revolve.storage.buffers import Buffers, read, write
 
@@ -53,7 +54,9 @@ def taped_step(step: Linearized) -> "TapedStep":
     return step.derived[profile]
 
 
-def sizes_of(loop: Loop, step: Linearized, operands: Operands) -> Sizes:
+def sizes_of(
+    loop: Loop, step: Linearized, operands: Operands, journal: Journal | None = None
+) -> Sizes:
     """The sizes by which a plan is chosen, from one trace of the step."""
     profile, taped = profile_in_force(), taped_step(step)
     cut = taped.cut
@@ -63,8 +66,12 @@ def sizes_of(loop: Loop, step: Linearized, operands: Operands) -> Sizes:
     computed = [] if cut.is_elementwise else set(by_jax).difference(cut.kept)  # not merged by XLA
     recomputed = bytes_of(v.aval for v in computed)
     start = set(step.carry).difference(by_jax)  # the carry exists anyway
+    kept, logged = step.restart, 0
+    if journal is not None:
+        kept, logged = journal.without(kept), journal.bytes
+        start.update(journal.versions(step))
     sizes = Sizes(
-        checkpoint=bytes_of(pick(carry, step.restart)),
+        checkpoint=bytes_of(pick(carry, kept)),
         residuals=cut.bytes,
         alone=bytes_of(v.aval for v in cut.kept if v not in start) + recomputed,
         carry=bytes_of(carry),
@@ -76,6 +83,7 @@ def sizes_of(loop: Loop, step: Linearized, operands: Operands) -> Sizes:
         profile=profile,
         factors=bytes_of(weights.types) if weights else 0,
         arrays=len(cut.kept),
+        journal=logged,
     )
     if loop.inverse is None:
         return sizes
@@ -111,27 +119,30 @@ class TapedStep:
 
     def run(self, steps: Steps, inputs: Operands) -> tuple[list[Any], list[Any], list[Any]]:
         """Run one step. Returns the carry, y and the values to tape."""
-        flat = self._run([*steps.shared, *inputs.carry, *inputs.xs])
-        count = len(self.step.results)
-        return *steps.loop.results(flat[:count]), flat[count:]
+        return steps.run(inputs, self.cut.kept)
+
+    def needs_writes(self, steps: Steps) -> bool:
+        """Whether a step is taped with histories as they are after its writes."""
+        jaxpr, journal = self.step.closed.jaxpr, steps.journal
+        if journal is None:
+            return False
+        made = {v for eqn in between(jaxpr, [], self.cut.kept) for v in eqn.outvars}
+        after = pick(self.step.results[: len(journal.mask)], journal.mask)
+        return not made.isdisjoint(after)
 
     def tape_steps(
         self, steps: Steps, tape: Buffers, restarted: list[Any], start: Any, count: Any
-    ) -> Buffers:
-        """Tape `count` steps from the checkpoint at `start`, over another tape."""
+    ) -> tuple[list[Any], Buffers]:
+        """Tape `count` steps from step `start` on, over another tape. Also returns what steps go on
+        from after them."""
 
         def step(i: jax.Array, state: tuple[list[Any], Buffers]) -> tuple[list[Any], Buffers]:
             restarted, tape = state
             inputs = steps.inputs(steps.whole(restarted), start + i)
-            carry, _, stored = self.run(steps, inputs)
-            return pick(carry, steps.restart), write(tape, stored, i)
+            carry, y, stored = self.run(steps, inputs)
+            return steps.after(restarted, carry, y, start + i), write(tape, stored, i)
 
-        return for_loop(0, count, step, (restarted, tape))[1]
-
-    @cached_property
-    def _run(self) -> Callable[[Sequence[Any]], list[Any]]:
-        """A step's results and kept values, from what all steps share, the carry and x."""
-        return with_outputs(self.step.closed, [*self.step.results, *self.cut.kept])
+        return for_loop(0, count, step, (restarted, tape))
 
     @cached_property
     def residuals(self) -> Callable[[Sequence[Any]], list[Any]]:
