@@ -1,6 +1,7 @@
 """Plans from a number of checkpoints, or from a budget."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 from typing import Literal, TypeAlias
 
@@ -22,7 +23,13 @@ from jax_revolve.schedule.selection import (
     in_segments,
     quickest,
 )
-from jax_revolve.schedule.storage import HostMemory, Storage, check_storage, with_room
+from jax_revolve.schedule.storage import (
+    HostMemory,
+    Storage,
+    check_storage,
+    codec_of,
+    with_room,
+)
 
 Checkpoints: TypeAlias = int | Literal["all"] | None
 """A number of carries, `"all"` for one for each block, or `None` for the default."""
@@ -77,7 +84,8 @@ def plan(
     - `storage`: where further checkpoints are stored: a [`jax_revolve.HostMemory`][] or a
         [`jax_revolve.Disk`][]. Their number is the one with the least predicted time, transfers
         included. If the storage limits its `memory`, `state_bytes` is needed. With
-        `checkpoints=0`, a `HostMemory` holds all checkpoints.
+        `checkpoints=0`, a `HostMemory` holds all checkpoints. A [`jax_revolve.Compressed`][], which
+        may hold one of these, encodes all checkpoints; `state_bytes` are then the encoded ones.
 
     **Returns:**
 
@@ -110,6 +118,19 @@ def plan(
         G. Aupy, J. Herrmann, P. Hovland and Y. Robert, "Optimal multistage algorithm for adjoint
         computation", SIAM J. Sci. Comput. 38(3), 2016.
     """
+    if (codec := codec_of(storage)) is not None:
+        found = plan(
+            length,
+            checkpoints,
+            block_size=block_size,
+            repetitions=repetitions,
+            memory=memory,
+            levels=levels,
+            state_bytes=state_bytes,
+            residual_bytes=residual_bytes,
+            storage=check_storage(storage),
+        )
+        return replace(found, codec=codec)
     length = check_integer("length", length, least=0)
     k = 1 if block_size is None else check_integer("block_size", block_size, least=1)
     k = min(k, max(length, 1))

@@ -41,6 +41,7 @@ from jax_revolve.step.loop import Loop, Operands
 from jax_revolve.step.steps import Steps, for_loop
 from jax_revolve.step.work import work_of
 from jax_revolve.storage.buffers import Buffers, read, write
+from jax_revolve.storage.codecs import encoded_types
 
 _Pieces = tuple[Operands, Buffers]
 """The cotangents, and the factors of weight gradients, kept for the steps of a piece."""
@@ -63,11 +64,13 @@ def sizes_of(loop: Loop, step: Linearized, operands: Operands) -> Sizes:
     computed = [] if cut.is_elementwise else set(by_jax).difference(cut.kept)  # not merged by XLA
     recomputed = bytes_of(v.aval for v in computed)
     start = set(step.carry).difference(by_jax)  # the carry exists anyway
+    codec, checkpoint = getattr(loop.plan, "codec", None), pick(carry, step.restart)
+    exact = 0 if codec is None else bytes_of(checkpoint)  # the newest checkpoint
     sizes = Sizes(
-        checkpoint=bytes_of(pick(carry, step.restart)),
+        checkpoint=bytes_of(encoded_types(codec, checkpoint)),
         residuals=cut.bytes,
         alone=bytes_of(v.aval for v in cut.kept if v not in start) + recomputed,
-        carry=bytes_of(carry),
+        carry=bytes_of(carry) + exact,
         weights=bytes_of(weights.weights) if weights else 0,
         work=work_of(loop.jaxpr, profile),
         again=recomputed,
