@@ -208,6 +208,10 @@ class Compressed:
         if not isinstance(self.storage, Place | None):
             raise mistyped("storage", self.storage, "None, a HostMemory or a Disk")
 
+    @property
+    def tolerance(self) -> float | None:
+        return TOLERANCES.get(self.format) if self.drift_tol is None else self.drift_tol
+
     def __str__(self) -> str:
         return self.format if isinstance(self.format, str) else "the format of a pair of functions"
 

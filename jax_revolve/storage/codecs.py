@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_revolve.schedule.storage import TOLERANCES, Compressed
+from jax_revolve.schedule.storage import Compressed
 
 BLOCK = 64
 """The numbers of "int8" that share a scale, along the last axis."""
@@ -41,6 +41,14 @@ def decode(codec: Compressed, codes: list[Any], like: list[Any]) -> list[Any]:
     tree = jax.tree.structure(jax.eval_shape(lambda: [_encoded(codec.format, x) for x in like]))
     leaves = map(partial(_decoded, codec.format), jax.tree.unflatten(tree, codes[:-1]), like)
     return [x + codes[-1].astype(x.dtype) if _is_inexact(x) else x for x in leaves]
+
+
+def rounded(codec: Compressed, carry: Any) -> Any:
+    """A carry as it is read back."""
+    leaves, tree = jax.tree.flatten(carry)
+    leaves = list(map(jnp.asarray, leaves))
+    codes = encode(codec, leaves, is_checked=False)
+    return jax.tree.unflatten(tree, decode(codec, codes, leaves))
 
 
 def encoded_types(codec: Compressed | None, types: list[Any]) -> list[Any]:
@@ -118,8 +126,8 @@ def _drift(codec: Compressed, stored: Any, exact: Any) -> Any:
     if not _is_inexact(exact):
         return jnp.float32(0)
     limits = jnp.finfo(exact.dtype)
-    default = TOLERANCES.get(codec.format) or float(limits.eps) ** 0.5
-    most = max(default if codec.drift_tol is None else codec.drift_tol, float(limits.tiny))
+    given = codec.tolerance
+    most = float(limits.eps) ** 0.5 if given is None else max(given, float(limits.tiny))
     off, scale = (jnp.max(jnp.abs(x), initial=0) for x in (stored - exact, exact))
     return (off / (jnp.maximum(scale, limits.tiny) * most)).astype(jnp.float32)
 
