@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import wraps
 from math import prod
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 from jax_revolve.schedule import binomial
 from jax_revolve.schedule import levels as static
 from jax_revolve.schedule.actions import scheduled_blocks, useful_checkpoints
 from jax_revolve.schedule.arguments import (
+    AnyFunction,
     Memory,
     check_integer,
     mistyped,
@@ -35,6 +37,16 @@ Checkpoints: TypeAlias = int | Literal["all"] | None
 """A number of carries, `"all"` for one for each block, or `None` for the default."""
 
 
+def _encoded(plan: AnyFunction) -> AnyFunction:
+    @wraps(plan)
+    def planned(*args: Any, storage: Any = None, **options: Any) -> Plan:
+        found = plan(*args, storage=check_storage(storage), **options)
+        return replace(found, codec=codec_of(storage))
+
+    return cast("AnyFunction", planned)
+
+
+@_encoded
 def plan(
     length: int,
     checkpoints: Checkpoints = None,
@@ -118,19 +130,6 @@ def plan(
         G. Aupy, J. Herrmann, P. Hovland and Y. Robert, "Optimal multistage algorithm for adjoint
         computation", SIAM J. Sci. Comput. 38(3), 2016.
     """
-    if (codec := codec_of(storage)) is not None:
-        found = plan(
-            length,
-            checkpoints,
-            block_size=block_size,
-            repetitions=repetitions,
-            memory=memory,
-            levels=levels,
-            state_bytes=state_bytes,
-            residual_bytes=residual_bytes,
-            storage=check_storage(storage),
-        )
-        return replace(found, codec=codec)
     length = check_integer("length", length, least=0)
     k = 1 if block_size is None else check_integer("block_size", block_size, least=1)
     k = min(k, max(length, 1))
