@@ -12,6 +12,7 @@ BENCHMARKS = (
         "while_loop",
         "reversible",
         "drift",
+        "certificates",
         "budget",
         "fronts",
         "plans",

@@ -8,12 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+import jax_revolve
 from benchmarks.report.results import Results
 from benchmarks.report.table import Table
 from benchmarks.runner.benchmark import Benchmark, Measurement
 from benchmarks.runner.programs import Record, sum_of_squares
 from benchmarks.workloads import inverses
-from jax_revolve import checkpointed_scan, inverse_drift
+from jax_revolve import checkpointed_scan
 
 LENGTHS = (1000, 10_000, 100_000)
 SYSTEMS: dict[str, Callable[[], inverses.System]] = {
@@ -51,8 +52,8 @@ def _measured(name: str, length: int, quick: bool) -> list[Record]:
     exact = gradient()
     f = lambda carry, x: (step(p, carry, x), None)  # noqa: E731
     blocks = max(round((6 * length) ** (1 / 3)), 1)
-    drift = inverse_drift(f, inverse(p), init, length=length, block_size=-(-length // blocks)).drift
-    record = {"system": name, "length": length, "drift": float(jnp.max(drift))}
+    found = jax_revolve.drift(f, inverse(p), init, length=length, block_size=-(-length // blocks))
+    record = {"system": name, "length": length, "drift": float(jnp.max(found.drift))}
     return [record | {"one_block": error(1), "default": error(None)}]
 
 

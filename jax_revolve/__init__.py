@@ -7,7 +7,7 @@
 - `explain(fun)(x)`: the plan of each loop; `plan(n, checkpoints=...)`: one without a loop.
 - `certify(fun, gradient)(x)`: how far any gradient is from the exact one.
 - `checkpointed_chain`, `checkpoint_layers`, `Checkpointed`: functions and layers in sequence.
-- `host_scan`: a loop that Python drives, which can be resumed; `inverse_drift` checks `inverse=`.
+- `host_scan`: a loop that Python drives, which can be resumed; `drift` checks `inverse=`.
 - `HostMemory`, `Disk`: where checkpoints go for which the device has no room.
 
 `jax_revolve.typing` has the types of arguments and results; `jax_revolve.integrations.diffrax` and
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from jax_revolve.layers.checkpointed import Checkpointed as Checkpointed
     from jax_revolve.layers.checkpointed import checkpoint_layers as checkpoint_layers
     from jax_revolve.loops.fori_loop import checkpointed_fori_loop as checkpointed_fori_loop
-    from jax_revolve.loops.inverse import inverse_drift as inverse_drift
+    from jax_revolve.loops.inverse import drift as drift
     from jax_revolve.loops.scan import checkpointed_scan as checkpointed_scan
     from jax_revolve.loops.while_loop import bounded_while_loop as bounded_while_loop
     from jax_revolve.programs.certify import certify as certify
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from jax_revolve.schedule.arguments import TooLittleMemory as TooLittleMemory
     from jax_revolve.schedule.plan import Plan as Plan
     from jax_revolve.schedule.planning import plan as plan
+    from jax_revolve.schedule.storage import Compressed as Compressed
     from jax_revolve.schedule.storage import Disk as Disk
     from jax_revolve.schedule.storage import HostMemory as HostMemory
 
@@ -45,7 +46,7 @@ _MODULES = {
     "Checkpointed": "layers.checkpointed",
     "checkpoint_layers": "layers.checkpointed",
     "checkpointed_fori_loop": "loops.fori_loop",
-    "inverse_drift": "loops.inverse",
+    "drift": "loops.inverse",
     "checkpointed_scan": "loops.scan",
     "bounded_while_loop": "loops.while_loop",
     "certify": "programs.certify",
@@ -55,11 +56,13 @@ _MODULES = {
     "TooLittleMemory": "schedule.arguments",
     "Plan": "schedule.plan",
     "plan": "schedule.planning",
+    "Compressed": "schedule.storage",
     "Disk": "schedule.storage",
     "HostMemory": "schedule.storage",
 }
 
 _ELSEWHERE = {
+    "inverse_drift": "it is drift",
     **dict.fromkeys(("checkpointed_while_loop", "while_loop"), "it is bounded_while_loop"),
     "RevolveAdjoint": "it is in jax_revolve.integrations.diffrax",
 }

@@ -1,7 +1,7 @@
 """The types of arguments and results, the exceptions that calls raise, and progress meters."""
 
 from jax_revolve.host.states import DamagedError as DamagedError
-from jax_revolve.loops.inverse import InverseDrift as InverseDrift
+from jax_revolve.loops.inverse import Drift as Drift
 from jax_revolve.programs.certify import Certificate as Certificate
 from jax_revolve.programs.choice import Where as Where
 from jax_revolve.programs.explain import Explanation as Explanation

@@ -185,7 +185,7 @@ class ReverseSweep(SweepPrimitive):
             saved = sweep.unflatten(arrays)
             saved = saved.without_tape() if sweep.later or sweep.keeps_rules else saved
             result = run_reverse(steps, plan, saved, cts, totals)
-            if check.is_on():
+            if check.is_on() and plan.codec is None:
                 result = check.checked(steps, plan, cts, result, is_plain=not sweep.later)
             result = jax.tree.leaves(result)
             types = map(cotangent_type, pick(operands, sweep.activity.operands))

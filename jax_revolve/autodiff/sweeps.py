@@ -175,9 +175,11 @@ class Sweep(NamedTuple):
 
     @property
     def is_read_once(self) -> bool:
-        """Whether what it saves can be read only once, and has no tangents."""
-        storage = getattr(self.loop.plan, "storage", None)
-        return storage is not None and storage.is_read_once
+        """Whether what it saves has no tangents, or can be read only once: codes, or files."""
+        plan = self.loop.plan
+        storage = getattr(plan, "storage", None)
+        is_encoded = getattr(plan, "codec", None) is not None
+        return is_encoded or (storage is not None and storage.is_read_once)
 
     @property
     def is_opaque(self) -> bool:

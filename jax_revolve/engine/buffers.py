@@ -1,21 +1,57 @@
 """A buffer of checkpoints, filled and emptied in any order, and what a forward sweep saves."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jax_revolve._compat.memories import is_on_host, typed_as_on_host
+from jax_revolve._compat.values import vary, varying_axes, with_weak_type
 from jax_revolve.schedule.plan import Plan
+from jax_revolve.schedule.storage import Compressed
 from jax_revolve.storage.buffers import Buffers, read, write
+from jax_revolve.storage.codecs import decode, encode
 
 
 class Carries(NamedTuple):
     """One entry for each leaf of a checkpoint: a checkpoint, or a buffer of them."""
 
     leaves: list[Any]
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["codes", "newest", "row"],
+    meta_fields=["codec"],
+)
+@dataclass(frozen=True)
+class Coded:
+    """A buffer of encoded checkpoints. The newest one, in this row, is also kept as it is. So the
+    steps after it are exact, and a loop goes on from there."""
+
+    codes: Buffers
+    newest: list[Any]
+    row: Any
+    codec: Compressed
+
+    def read(self, row: Any) -> list[Any]:
+        decoded = decode(self.codec, read(self.codes, row), self.newest)
+        is_newest = lax.eq(self.row, jnp.asarray(row, jnp.int32))
+        return [lax.select(is_newest, x, y) for x, y in zip(self.newest, decoded, strict=True)]
+
+    def write(self, carry: list[Any], row: Any) -> "Coded":
+        newest = [with_weak_type(x, jax.typeof(y)) for x, y in zip(carry, self.newest, strict=True)]
+        codes = write(self.codes, encode(self.codec, carry), row)
+        row = vary(jnp.asarray(row, jnp.int32), varying_axes(jax.typeof(self.row)))
+        return replace(self, codes=codes, newest=newest, row=row)
+
+
+Slots: TypeAlias = list[Any] | Coded
+"""The slot buffer."""
 
 
 class Record(NamedTuple):
@@ -54,26 +90,50 @@ class Saved(NamedTuple):
         return jax.tree.map(fun, self, is_leaf=lambda x: isinstance(x, Carries | Record))
 
 
-def empty(checkpoints: int, carry: list[Any], plan: Plan) -> list[Any]:
+def saved_slots(slots: Slots) -> Carries | Coded:
+    """The slots as a part of what is saved: codes have no tangents."""
+    return slots if isinstance(slots, Coded) else Carries(slots)
+
+
+def slots_of(saved: Carries | Coded) -> Slots:
+    return saved if isinstance(saved, Coded) else saved.leaves
+
+
+def are_on_host(slots: Slots) -> bool:
+    return any(map(is_on_host, jax.tree.leaves(slots)))
+
+
+def empty(checkpoints: int, carry: list[Any], plan: Plan) -> Slots:
     """The slot buffer: every carry leaf with a leading axis of slots. It is broadcast from the
     carry to get its dtype, key type, sharding and varying axes. A buffer in the host's memory is
     never on the device: see `typed_as_on_host`."""
-    slots = [jnp.broadcast_to(x, (checkpoints - 1, *x.shape)) for x in carry]
+    codec = plan.codec if checkpoints > 1 else None
+    leaves = carry if codec is None else encode(codec, carry, is_checked=False)
+    slots = [jnp.broadcast_to(x, (checkpoints - 1, *x.shape)) for x in leaves]
     is_far = plan.storage is not None and not plan.segments
-    return list(map(typed_as_on_host, slots)) if is_far else slots
+    slots = list(map(typed_as_on_host, slots)) if is_far else slots
+    if codec is None:
+        return slots
+    axes = frozenset[str]().union(*(varying_axes(jax.typeof(x)) for x in carry))
+    return Coded(slots, carry, vary(jnp.int32(-1), axes), codec)
 
 
-def at_slot(slots: list[Any], slot: Any, first: list[Any]) -> list[Any]:
+def at_slot(slots: Slots, slot: Any, first: list[Any]) -> list[Any]:
     """The checkpoint in a slot; `first` is the one in slot 0."""
-    if slots and slots[0].shape[0] == 0:
+    if isinstance(slots, Coded):
+        stored = slots.read(_row(slot))
+    elif slots and slots[0].shape[0] == 0:
         return first
-    stored = read(slots, _row(slot))
+    else:
+        stored = read(slots, _row(slot))
     return [lax.select(slot == 0, f, x) for f, x in zip(first, stored, strict=True)]
 
 
-def write_slot(slots: list[Any], carry: list[Any], slot: Any) -> list[Any]:
+def write_slot(slots: Slots, carry: list[Any], slot: Any) -> Slots:
     """Store a carry in a slot. Slot 0 is not in the buffer: its carry goes to slot 1, which is
     overwritten before it is first read."""
+    if isinstance(slots, Coded):
+        return slots.write(carry, _row(slot))
     if slots and slots[0].shape[0] == 0:
         return slots
     return write(slots, carry, _row(slot))
@@ -83,11 +143,13 @@ def _row(slot: Any) -> Any:
     return max(slot - 1, 0) if isinstance(slot, int) else lax.max(slot - 1, lax.full_like(slot, 0))
 
 
-def keep(slots: list[Any], carry: list[Any], slot: jax.Array) -> tuple[list[Any], list[Any]]:
+def keep(slots: Slots, carry: list[Any], slot: jax.Array) -> tuple[Slots, list[Any]]:
     """Store a carry in a slot. Returns the slots, and the carry to go on from, read back from the
     slot. So XLA sees that the next step may overwrite its input. Otherwise it copies the carry
     twice in each step, once to store it and once to continue."""
     slots = write_slot(slots, carry, slot)
+    if isinstance(slots, Coded):
+        return slots, slots.newest
     if not slots or slots[0].shape[0] == 0 or any(map(is_on_host, slots)):
         return slots, carry
     return slots, read(slots, _row(slot))

@@ -11,8 +11,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jax_revolve._compat.memories import is_on_host
-from jax_revolve.engine.buffers import empty, write_slot
+from jax_revolve.engine.buffers import Slots, are_on_host, empty, write_slot
 from jax_revolve.engine.placement import Stack, in_order
 from jax_revolve.engine.sweep import Advances, Reverse, State, Way
 from jax_revolve.schedule.levels import Level, levels_of
@@ -60,7 +59,7 @@ class Every(Way):
     def placing(self) -> tuple[Stack, Callable[[Stack], Stack]]:
         return in_order(self.plan.block_size, self.plan.length)
 
-    def empty(self, carry: list[Any]) -> list[Any]:
+    def empty(self, carry: list[Any]) -> Slots:
         return empty(self.plan.blocks, carry, self.plan)
 
     # The reverse sweep
@@ -81,7 +80,7 @@ class Every(Way):
         above that starts at block `start`, with its checkpoint in slot `enclosing`."""
         level, inner = self.level, self.inner
         blocks = level.size // self.plan.block_size
-        is_far = any(map(is_on_host, state.slots))
+        is_far = are_on_host(state.slots)
 
         def slot_of(part: Any) -> Any:
             if isinstance(enclosing, int) and enclosing == level.base:
@@ -106,12 +105,12 @@ class Every(Way):
         fetched = sweep.at(slot_of(count - 1), state) if is_far else None
         return turns(count, reverse_part, (fetched, state))[1]
 
-    def fill(self, sweep: Reverse, start: Any, restarted: list[Any], slots: list[Any]) -> Any:
+    def fill(self, sweep: Reverse, start: Any, restarted: list[Any], slots: Slots) -> Any:
         """The slots with the checkpoints of all parts, in the whole part of the level above that
         starts at block `start`, computed from what steps go on from there, and where that gets."""
         level, first = self.level, self.plan.block_size * start
 
-        def advance(j: Any, state: tuple[list[Any], list[Any]]) -> tuple[list[Any], list[Any]]:
+        def advance(j: Any, state: tuple[list[Any], Slots]) -> tuple[list[Any], Slots]:
             restarted, slots = state
             restarted = sweep.steps.advance_by(level.size, first + level.size * j, restarted)
             checkpoint, _ = sweep.steps.apart(restarted)

@@ -13,20 +13,20 @@ of them.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jax_revolve.engine.buffers import Carries, empty
+from jax_revolve.engine.buffers import Carries, empty, saved_slots
 from jax_revolve.engine.placement import Stack, in_order
 from jax_revolve.engine.slots import Slots
 from jax_revolve.engine.sweep import Advances, Forward, Results, Reverse, State, Way
 from jax_revolve.schedule.plan import Plan
-from jax_revolve.schedule.storage import Storage
+from jax_revolve.schedule.storage import Place
 from jax_revolve.step.loop import Operands, for_loop
 from jax_revolve.storage.buffers import Buffers
+from jax_revolve.storage.codecs import decode, encode
 from jax_revolve.storage.stores import get, in_storage, put
 
 
@@ -36,13 +36,13 @@ class AndTail(NamedTuple):
 
     segments: Any
     start: Carries
-    tail: Carries
+    tail: Any
 
 
 @dataclass(frozen=True)
 class Far(Way):
     plan: Plan
-    storage: Storage
+    storage: Place
     inner: Slots
     """The way of the tail, and of each part of a segment."""
 
@@ -54,13 +54,24 @@ class Far(Way):
 
     def _saved(self, buffers: Buffers) -> Any:
         """The storage's buffers: carries, or tickets of files."""
-        return buffers if self.storage.is_read_once else Carries(buffers)
+        is_opaque = self.storage.is_read_once or self.plan.codec is not None
+        return buffers if is_opaque else Carries(buffers)
+
+    def _encoded(self, carry: list[Any], *, is_checked: bool = False) -> list[Any]:
+        codec = self.plan.codec
+        return carry if codec is None else encode(codec, carry, is_checked=is_checked)
+
+    def _in_storage(self, carry: list[Any], count: int) -> Buffers:
+        return in_storage(self.storage, self._encoded(carry), count)
+
+    def _put(self, buffers: Buffers, carry: list[Any], number: Any) -> Buffers:
+        return put(self.storage, buffers, self._encoded(carry, is_checked=True), number)
 
     def forward(self, sweep: Forward, results: Results) -> tuple[Results, AndTail]:
         plan = self.plan
-        kept = in_storage(self.storage, sweep.checkpoint(results), plan.segments)
+        kept = self._in_storage(sweep.checkpoint(results), plan.segments)
         segments = Advances(0, plan.block_size * plan.segment, plan.segments, 0, 0)
-        results, kept = sweep.run(segments, partial(put, self.storage), (results, kept))
+        results, kept = sweep.run(segments, self._put, (results, kept))
         start = Carries(sweep.checkpoint(results))
         results, tail = self.inner.forward(sweep, results)
         return results, AndTail(self._saved(kept), start, tail)
@@ -76,10 +87,10 @@ class Far(Way):
         return in_order(plan.block_size * plan.segment, plan.length, plan.segments)
 
     def empty(self, carry: list[Any]) -> Buffers:
-        return in_storage(self.storage, carry, self.plan.segments + 1)
+        return self._in_storage(carry, self.plan.segments + 1)
 
     def store(self, buffers: Buffers, carry: list[Any], slot: Any) -> tuple[Buffers, list[Any]]:
-        return put(self.storage, buffers, carry, slot), carry
+        return self._put(buffers, carry, slot), carry
 
     def saved(self, buffers: Buffers, stack: Stack) -> Any:
         del stack
@@ -92,7 +103,7 @@ class Far(Way):
     ) -> tuple[Buffers, State]:
         if sweep.is_while:
             start = sweep.steps.initial()
-            segments, tail = saved, Carries(empty(self.plan.checkpoints, start, self.plan))
+            segments, tail = saved, saved_slots(empty(self.plan.checkpoints, start, self.plan))
         else:
             (segments, (start,), tail) = saved
         state = self.inner.begin(sweep, tail, gradient, work)
@@ -110,7 +121,8 @@ class Far(Way):
             number = all_parts
             if blocks > plan.tail:
                 own = self.inner.reverse(sweep, plan.tail, blocks - plan.tail, own)
-        types = list(map(jax.typeof, steps.initial()))
+        codec, initial = self.plan.codec, steps.initial()
+        types = list(map(jax.typeof, self._encoded(initial)))
 
         def reverse_part(turn: jax.Array, state: State) -> State:
             part = number - 1 - turn
@@ -120,6 +132,7 @@ class Far(Way):
                 left = jnp.where(is_whole, size, blocks - first)
             is_last = part == plan.parts * segment
             restarted = get(self.storage, buffers, types, segment, is_last)
+            restarted = restarted if codec is None else decode(codec, restarted, initial)
             restarted = sweep.restart(restarted, plan.segment * segment, state)
             if plan.parts > 1:
                 span = plan.block_size * jnp.stack([plan.segment * segment, first])

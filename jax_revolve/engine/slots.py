@@ -29,9 +29,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_revolve._compat.memories import is_on_host
 from jax_revolve._compat.values import pick, substitute
-from jax_revolve.engine.buffers import Carries, empty, keep, slots_used, write_slot
+from jax_revolve.engine.buffers import (
+    are_on_host,
+    empty,
+    keep,
+    saved_slots,
+    slots_of,
+    slots_used,
+    write_slot,
+)
 from jax_revolve.engine.placement import Placement, Stack
 from jax_revolve.engine.split import ONE, ZERO, SplitTable, integers, stacked
 from jax_revolve.engine.sweep import Advances, Forward, Kept, Reverse, State, Way
@@ -49,7 +56,7 @@ class Placed(NamedTuple):
     """Where an online sweep placed its checkpoints: number i, up to `top`, is at block
     `positions[i]` in slot `slot_index[i]`."""
 
-    slots: Carries
+    slots: Any
     positions: Any
     slot_index: Any
     top: Any
@@ -81,7 +88,7 @@ class Slots(Way):
             return super().run(sweep, kept)
         starts, stops = (self.plan.block_size * blocks for blocks in first_advances(self.plan))
         # A loop of dynamic length makes a GPU wait, but not a CPU: see the top of this file.
-        is_far = any(map(is_on_host, kept[1]))
+        is_far = are_on_host(kept[1])
         advance = self._looking_up if is_far or is_for_cpu("carry") else self._in_slots
         return advance(sweep, starts, stops, kept)
 
@@ -129,11 +136,11 @@ class Slots(Way):
         placement = Placement(self.plan.checkpoints, self.plan.length, self.plan.block_size)
         return placement.begin(), placement.store
 
-    def empty(self, carry: list[Any]) -> list[Any]:
+    def empty(self, carry: list[Any]) -> Any:
         return empty(self.plan.checkpoints, carry, self.plan)
 
-    def saved(self, buffers: list[Any], stack: Stack) -> "Placed":
-        return Placed(Carries(buffers), stack.positions, stack.slot_index, stack.top)
+    def saved(self, buffers: Any, stack: Stack) -> "Placed":
+        return Placed(saved_slots(buffers), stack.positions, stack.slot_index, stack.top)
 
     # The reverse sweep
 
@@ -141,13 +148,13 @@ class Slots(Way):
         """With the stack as online placement left it, or as the plan determines it. In a while loop
         with a storage, it starts empty."""
         if isinstance(saved, Placed):
-            return State(saved.slots.leaves, gradient, work, sweep.end, None, *saved[1:])
+            return State(slots_of(saved.slots), gradient, work, sweep.end, None, *saved[1:])
         positions, starts = np.zeros(slots_used(self.plan), np.int32), []
         if not sweep.is_while:
             starts, _ = first_advances(self.plan)
         positions[: len(starts)] = starts
         top = jnp.int32(max(len(starts) - 1, 0))
-        state = State(saved.leaves, gradient, work, sweep.end)
+        state = State(slots_of(saved), gradient, work, sweep.end)
         return state._replace(positions=integers(positions), top=top)
 
     def reverse(self, sweep: Reverse, first: Any, count: Any, state: State) -> State:

@@ -10,9 +10,18 @@ from typing import Any, NamedTuple, Self
 import jax
 import jax.numpy as jnp
 
-from jax_revolve._compat.memories import is_on_host
 from jax_revolve._compat.values import pick
-from jax_revolve.engine.buffers import Carries, at_slot, empty, keep, slots_used, write_slot
+from jax_revolve.engine.buffers import (
+    Slots,
+    are_on_host,
+    at_slot,
+    empty,
+    keep,
+    saved_slots,
+    slots_of,
+    slots_used,
+    write_slot,
+)
 from jax_revolve.engine.placement import Stack
 from jax_revolve.engine.tape.tape import Pullback, TapedStep
 from jax_revolve.schedule.plan import Plan
@@ -23,7 +32,7 @@ from jax_revolve.storage.buffers import write
 Results = tuple[list[Any], list[Any]]
 """The carry after the steps so far, and their ys that are kept."""
 
-Kept = tuple[Results, list[Any]]
+Kept = tuple[Results, Any]
 """The results so far, and the checkpoints so far."""
 
 
@@ -70,7 +79,7 @@ class Forward(NamedTuple):
     def run(
         self,
         advances: Advances,
-        store: Callable[[list[Any], list[Any], Any], list[Any]],
+        store: Callable[[Any, list[Any], Any], Any],
         kept: Kept,
     ) -> Kept:
         """Run advances, each from a checkpoint, in loops of static length. `store(buffers,
@@ -91,7 +100,7 @@ class Forward(NamedTuple):
 
     def run_all(self, all_advances: Sequence[Advances], kept: Kept) -> Kept:
         """Run these advances, and store the checkpoints in slots."""
-        store, is_far = write_slot, bool(all_advances) and any(map(is_on_host, kept[1]))
+        store, is_far = write_slot, bool(all_advances) and are_on_host(kept[1])
         if is_far:
             kept, store = (kept[0], [kept[1], self.checkpoint(kept[0])]), _write_behind
         for each in all_advances:
@@ -191,7 +200,7 @@ class Way(ABC):
         too, which is `Saved.way`."""
         slots = empty(slots_used(self.plan), sweep.checkpoint(results), self.plan)
         results, slots = self.run(sweep, (results, slots))
-        return results, Carries(slots)
+        return results, saved_slots(slots)
 
     def run(self, sweep: Forward, kept: Kept) -> Kept:
         return sweep.run_all(self.advances, kept)
@@ -205,7 +214,7 @@ class Way(ABC):
         slot, step = 0, self.plan.block_size * self.plan.tail
         for advances in self.advances[-1:]:
             slot, step = advances.newest
-        return at_slot(saved.leaves, jnp.int32(slot), initial), step
+        return at_slot(slots_of(saved), jnp.int32(slot), initial), step
 
     # The forward sweep of a while loop
 
@@ -215,23 +224,23 @@ class Way(ABC):
         give the slot to write, and the step before which to store next."""
 
     @abstractmethod
-    def empty(self, carry: list[Any]) -> list[Any]:
+    def empty(self, carry: list[Any]) -> Any:
         """Buffers for carries like this one."""
 
-    def store(self, buffers: list[Any], carry: list[Any], slot: Any) -> tuple[Any, list[Any]]:
+    def store(self, buffers: Any, carry: list[Any], slot: Any) -> tuple[Any, list[Any]]:
         """The buffers with a checkpoint, and the carry to go on from."""
         return keep(buffers, carry, slot)
 
-    def saved(self, buffers: list[Any], stack: Stack) -> Any:
+    def saved(self, buffers: Any, stack: Stack) -> Any:
         """What is saved, as `Saved.way`."""
         del stack
-        return Carries(buffers)
+        return saved_slots(buffers)
 
     # The reverse sweep
 
     def begin(self, sweep: "Reverse", saved: Any, gradient: Operands, work: Any) -> Any:
         """The state before it."""
-        return State(saved.leaves, gradient, work, sweep.end)
+        return State(slots_of(saved), gradient, work, sweep.end)
 
     @abstractmethod
     def reverse(self, sweep: "Reverse", first: Any, count: Any, state: Any) -> "State":
@@ -248,7 +257,7 @@ class State(NamedTuple):
     length have neither positions nor a top.
     """
 
-    slots: list[Any]
+    slots: Slots
     gradient: Operands
     work: Any
     past: Reached

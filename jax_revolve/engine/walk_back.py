@@ -129,10 +129,10 @@ class Check:
             tolerance = self.tolerances[leaf]
             raise FloatingPointError(
                 f"inverse must reverse the step of {self.trust.source} within "
-                f"inverse_tol={tolerance:.2g}, but walked back to step {int(step[leaf])}, "
+                f"drift_tol={tolerance:.2g}, but walked back to step {int(step[leaf])}, "
                 f"{self.trust.leaves[leaf]} differs from the exact one by "
                 f"{drift[leaf] * tolerance:.2g} of its largest entry. Mend the inverse or pass a "
-                "smaller block_size: jax_revolve.inverse_drift shows which."
+                "smaller block_size: jax_revolve.drift shows which."
             )
         return drift
 

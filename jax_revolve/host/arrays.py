@@ -19,7 +19,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_revolve._compat.values import AbstractValue, with_weak_type
-from jax_revolve.schedule.storage import Disk, Storage
+from jax_revolve.schedule.storage import Disk, Place
 from jax_revolve.storage import files
 from jax_revolve.storage.stores import data_of, from_data
 
@@ -136,7 +136,7 @@ class Checkpoint:
     file: Any = None
 
 
-def keep(storage: Storage | None, values: Values) -> Checkpoint:
+def keep(storage: Place | None, values: Values) -> Checkpoint:
     """A checkpoint in this storage; without a storage, the arrays, which no step changes."""
     if storage is None:
         nbytes = sum(x.nbytes for x in values)

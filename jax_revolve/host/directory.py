@@ -17,7 +17,7 @@ from jax_revolve.host.states import ArrayFile, DamagedError, States
 from jax_revolve.host.watch import Processes, Watch
 from jax_revolve.schedule.actions import SCHEDULE
 from jax_revolve.schedule.plan import Plan
-from jax_revolve.schedule.storage import Disk, HostMemory, Storage
+from jax_revolve.schedule.storage import Disk, HostMemory, Place
 from jax_revolve.storage.files import LOGGER
 
 LAYOUT = 4
@@ -193,7 +193,7 @@ class RunDirectory:
 
     # Files
 
-    def keep(self, storage: Storage | None, values: Values) -> Checkpoint:
+    def keep(self, storage: Place | None, values: Values) -> Checkpoint:
         """A checkpoint. On disk, it is a file of the directory, which `save` does not copy."""
         if not isinstance(storage, Disk):
             return keep(storage, values)
@@ -234,7 +234,7 @@ class RunDirectory:
     def _read(self, file: ArrayFile | None, place: Placing) -> Values | None:
         return None if file is None else place(self._states.read(file))
 
-    def _checkpoint(self, file: ArrayFile, storage: Storage | None) -> Checkpoint:
+    def _checkpoint(self, file: ArrayFile, storage: Place | None) -> Checkpoint:
         """A checkpoint in this storage, from a file of the directory."""
         read = lambda: self._states.read(file)  # noqa: E731
         on_device = lambda: self._restart(read())  # noqa: E731

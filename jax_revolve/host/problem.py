@@ -29,7 +29,7 @@ from jax_revolve.schedule.actions import Action, Advance, Tape
 from jax_revolve.schedule.arguments import check_integer, readable
 from jax_revolve.schedule.options import Options
 from jax_revolve.schedule.plan import Plan
-from jax_revolve.schedule.storage import Storage
+from jax_revolve.schedule.storage import Place
 from jax_revolve.step.cpu import with_windows_apart
 from jax_revolve.step.linearized import find_activity, linearized
 from jax_revolve.step.loop import Loop, Mask, Operands
@@ -129,7 +129,7 @@ class Problem(NamedTuple):
                 yield from map(fetch, map(self.loop.entry, numbers))
                 steps = 0
 
-    def storage_of(self, name: str) -> Storage | None:
+    def storage_of(self, name: str) -> Place | None:
         """The storage of a checkpoint. With segments, slots are on the device."""
         if self.plan is None or (name.startswith("slot") and self.plan.segments):
             return None

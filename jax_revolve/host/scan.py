@@ -18,7 +18,7 @@ from jax_revolve.progress.meters import ProgressMeter, listener_of
 from jax_revolve.schedule.arguments import Memory, check_number, mistyped
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.planning import Checkpoints
-from jax_revolve.schedule.storage import Disk, Storage
+from jax_revolve.schedule.storage import Disk, Storage, check_storage
 from jax_revolve.storage.files import folder_in
 
 Carry = TypeVar("Carry")
@@ -159,7 +159,12 @@ def _check(
     if isinstance(version, bool) or not isinstance(version, str | int | None):
         raise mistyped("version", version, "a str, an int or None")
     plan = options.plan
-    storage = options.storage if plan is None else plan.storage
+    if options.codec is not None:
+        raise NotImplementedError(
+            f"storage must not be Compressed for host_scan, but is in {options.codec}: it stores "
+            "what its steps return. Pass its storage alone."
+        )
+    storage = check_storage(options.storage) if plan is None else plan.storage
     if plan is not None and plan.block_size != 1:
         raise ValueError(
             f"plan must have blocks of a single step, but is for blocks of {plan.block_size}: "

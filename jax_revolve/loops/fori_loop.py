@@ -41,7 +41,7 @@ def checkpointed_fori_loop(
     throw: bool = True,
     progress: bool | ProgressMeter = False,
     inverse: Callable[[Any, Value], Value] | None = None,
-    inverse_tol: float | None = None,
+    drift_tol: float | None = None,
 ) -> Value:
     """`jax.lax.fori_loop` whose reverse pass stores `checkpoints` carries and recomputes the rest.
     It has a reverse mode even if the number of steps is not known when it is traced. By default, a
@@ -60,7 +60,7 @@ def checkpointed_fori_loop(
         derivatives need `max_steps`.
     - `throw`: as in [`jax_revolve.bounded_while_loop`][]: `False` returns the value after
         `max_steps` steps if there are more, known at run time only, and can be exported.
-    - `progress`, `inverse_tol`: as in that loop.
+    - `progress`, `drift_tol`: as in that loop.
     - `inverse`: `inverse(i, value)` returns the value before step `i`: see that loop.
 
     **Returns:**
@@ -113,7 +113,7 @@ def checkpointed_fori_loop(
     if inverse is not None and not is_jit_disabled():
         body = wraps(body_fun)(lambda state: (state[0] + 1, body_fun(*state)))
         back = lambda state: (state[0] - 1, inverse(state[0] - 1, state[1]))  # noqa: E731
-        how: dict[str, Any] = {**options.arguments, "inverse_tol": inverse_tol}
+        how: dict[str, Any] = {**options.arguments, "drift_tol": drift_tol}
         if known is None:
             throw = throw and max_steps is not None
             how |= {"max_steps": max_steps, "throw": throw, "inverse": back}

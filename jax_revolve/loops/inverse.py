@@ -1,4 +1,4 @@
-"""The step of a scan and its inverse, traced together."""
+"""The step of a scan and its inverse, traced together; and how far steps drift."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +20,9 @@ from jax_revolve.engine.walk_back import drift_of, scale_of, tolerance_of
 from jax_revolve.loops.options import LoopOptions
 from jax_revolve.schedule.arguments import check_integer, check_number, mistyped
 from jax_revolve.schedule.selection import equal_blocks, walked_blocks
+from jax_revolve.schedule.storage import Compressed
 from jax_revolve.step.loop import Loop, Trust, is_inexact, once
+from jax_revolve.storage.codecs import rounded
 
 
 @dataclass(eq=False)
@@ -38,22 +40,22 @@ class Reversible:
 
     @classmethod
     def of(
-        cls, f: Any, inverse: Any, inverse_tol: Any, throw: bool, condition: Any = None
+        cls, f: Any, inverse: Any, drift_tol: Any, throw: bool, condition: Any = None
     ) -> "Reversible | None":
         """Checks the arguments. `None` without an inverse."""
         if inverse is None:
-            if inverse_tol is not None or throw:
+            if drift_tol is not None or throw:
                 raise ValueError(
-                    "inverse_tol must be None and throw False where no inverse is given, but they "
-                    f"are {inverse_tol!r} and {throw!r}."
+                    "drift_tol must be None and throw False where no inverse is given, but they "
+                    f"are {drift_tol!r} and {throw!r}."
                 )
             return None
         if not callable(inverse):
             raise mistyped("inverse", inverse, "a function of carry, x and y, or None")
         allowed = "a number >= 0, math.inf included, or None"
-        if inverse_tol is not None and not (isinstance(inverse_tol, float) and isinf(inverse_tol)):
-            inverse_tol = check_number("inverse_tol", inverse_tol, least=0, allowed=allowed)
-        return cls(f, inverse, inverse_tol, throw, condition)._kept()
+        if drift_tol is not None and not (isinstance(drift_tol, float) and isinf(drift_tol)):
+            drift_tol = check_number("drift_tol", drift_tol, least=0, allowed=allowed)
+        return cls(f, inverse, drift_tol, throw, condition)._kept()
 
     def _kept(self) -> "Reversible":
         """This object, or an earlier one for the same functions, which JAX has traced and compiled.
@@ -151,7 +153,7 @@ class Reversible:
             is_half = is_inexact(own) and jnp.finfo(own.dtype).bits <= 16
             if is_half and self.tolerance is None:
                 raise ValueError(
-                    "inverse_tol must be given where the carry has half precision, but is None and "
+                    "drift_tol must be given where the carry has half precision, but is None and "
                     f"{name} has dtype {own.dtype}, the root of whose epsilon would show nothing."
                 )
 
@@ -176,13 +178,14 @@ def _halves(equation: Loop, marks: list[int], num_carry: int, added: int) -> dic
     return {"jaxpr": step, "condition": condition, "inverse": inverse, "output_types": types}
 
 
-class InverseDrift(NamedTuple):
-    """How far an inverse drifts: what [`jax_revolve.inverse_drift`][] returns.
+class Drift(NamedTuple):
+    """How far steps drift: what [`jax_revolve.drift`][] returns.
 
-    - `drift`: for each block, the largest difference of a leaf of the carry at its start, walked
-        back from its end, relative to the leaf's largest entry at either end.
-    - `largest_block`: the most steps, up to `block_size`, that every block can be walked back
-        within the tolerance.
+    - `drift`: for each block, the largest difference of a leaf of the carry, relative to the leaf's
+        largest entry: at the block's start, walked back from its end; or at its end, recomputed
+        from the compressed carry at its start.
+    - `largest_block`: the most steps, up to `block_size`, over which every block stays within the
+        tolerance.
     """
 
     drift: jax.Array
@@ -190,50 +193,56 @@ class InverseDrift(NamedTuple):
 
 
 @filtered_traceback
-def inverse_drift(
+def drift(
     f: Callable[[Any, Any], tuple[Any, Any]],
-    inverse: Callable[[Any, Any, Any], Any],
+    how: Callable[[Any, Any, Any], Any] | Compressed,
     init: Any,
     xs: Any = None,
     length: int | None = None,
     reverse: bool = False,
     *,
     block_size: int | None = None,
-    inverse_tol: float | None = None,
-) -> InverseDrift:
-    """How far the inverse of a step drifts from the exact carries, in each block of a loop.
+    drift_tol: float | None = None,
+) -> Drift:
+    """How far steps drift from the exact carries in each block of a loop, where they are walked
+    back by an inverse, or recomputed from a compressed checkpoint.
 
-    It runs the loop once forth and once back, and holds a carry for each step of one block.
+    It runs the loop twice, and holds a carry for each step of one block.
 
     **Arguments:**
 
     - `f`, `init`, `xs`, `length`, `reverse`: as `jax.lax.scan`.
-    - `inverse`, `block_size`, `inverse_tol`: as [`jax_revolve.checkpointed_scan`][]. Steps at the
-        end that do not fill a block are left out.
+    - `how`: an `inverse`, as [`jax_revolve.checkpointed_scan`][], or a
+        [`jax_revolve.Compressed`][].
+    - `block_size`, `drift_tol`: as [`jax_revolve.checkpointed_scan`][] with an inverse. Steps at
+        the end that do not fill a block are left out. The default tolerance of a `Compressed` is
+        its own.
 
     **Returns:**
 
-    A [`jax_revolve.typing.InverseDrift`][].
+    A [`jax_revolve.typing.Drift`][].
 
     **Raises:**
 
-    What `jax.lax.scan` raises, and `TypeError` or `ValueError` if `block_size` or `inverse_tol` is
+    What `jax.lax.scan` raises, and `TypeError` or `ValueError` if `block_size` or `drift_tol` is
     not as above.
 
     !!! Example
 
         ```python
         import jax.numpy as jnp
-        from jax_revolve import inverse_drift
+        from jax_revolve import Compressed, drift
 
         def step(x, _):
             return 0.9 * x, None  # what is lost is amplified on the way back
 
-        found = inverse_drift(step, lambda x, *_: x / 0.9, jnp.ones(3), length=100, block_size=50)
+        found = drift(step, lambda x, *_: x / 0.9, jnp.ones(3), length=100, block_size=50)
         assert found.drift.shape == (2,)
+        assert drift(step, Compressed("bfloat16"), jnp.ones(3), length=100).largest_block > 10
         ```
     """
-    Reversible.of(f, inverse, inverse_tol, False)
+    codec = how if isinstance(how, Compressed) else None
+    Reversible.of(f, (lambda *_: None) if codec else how, drift_tol, False)
     n: int = jax.tree.leaves(xs)[0].shape[0] if length is None else length
     k = equal_blocks(n, walked_blocks(n)).block_size
     k = min(k if block_size is None else check_integer("block_size", block_size, least=1), n)
@@ -242,26 +251,34 @@ def inverse_drift(
         x = jnp.flip(x, 0) if reverse else x
         return x[: n // k * k].reshape(n // k, k, *x.shape[1:])
 
-    def there_and_back(start: Any, xs: Any) -> tuple[Any, Any]:
+    def most(leaf: Any) -> float:
+        given = drift_tol if codec is None or drift_tol is not None else codec.tolerance
+        return tolerance_of(leaf, given)
+
+    def both_ways(start: Any, xs: Any) -> tuple[Any, Any]:
         def step(carry: Any, x: Any) -> Any:
             after, y = f(carry, x)
-            return after, (carry, x, y)
+            return after, (carry, after, x, y)
 
-        def back(after: Any, inputs: Any) -> Any:
-            exact, x, y = inputs
-            before = inverse(after, x, y)
+        def follow(reached: Any, inputs: Any) -> Any:
+            before, after, x, y = inputs
+            exact = before if codec is None else after
+            reached = how(reached, x, y) if callable(how) else f(reached, x)[0]
             scales = jax.tree.map(lambda *ends: jnp.maximum(*map(scale_of, ends)), exact, end)
-            drifts = jax.tree.leaves(jax.tree.map(drift_of, before, exact, scales))
+            drifts = jax.tree.leaves(jax.tree.map(drift_of, reached, exact, scales))
             leaves = zip(drifts, jax.tree.leaves(exact), strict=True)
-            ratios = [drift / tolerance_of(leaf, inverse_tol) for drift, leaf in leaves]
-            return before, [jnp.max(jnp.stack(each)) for each in (drifts, ratios)]
+            ratios = [drift / most(leaf) for drift, leaf in leaves]
+            return reached, [jnp.max(jnp.stack(each)) for each in (drifts, ratios)]
 
         end, history = lax.scan(step, start, xs, k)
-        return end, lax.scan(back, end, history, reverse=True)[1]
+        if codec is None:
+            found = lax.scan(follow, end, history, reverse=True)[1]
+            return end, [jnp.flip(each) for each in found]  # by distance from the block's end
+        return end, lax.scan(follow, rounded(codec, start), history)[1]
 
-    _, (drift, ratio) = lax.scan(there_and_back, init, jax.tree.map(in_blocks, xs), n // k)
-    is_off = jnp.flip(jnp.any(~(ratio <= 1), 0))  # by distance from the end of a block
-    return InverseDrift(drift[:, 0], jnp.where(jnp.any(is_off), jnp.argmax(is_off), k))
+    _, (drifts, ratios) = lax.scan(both_ways, init, jax.tree.map(in_blocks, xs), n // k)
+    is_off = jnp.any(~(ratios <= 1), 0)
+    return Drift(drifts[:, -1], jnp.where(jnp.any(is_off), jnp.argmax(is_off), k))
 
 
 def _marked(results: Any) -> Any:

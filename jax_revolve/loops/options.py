@@ -15,7 +15,7 @@ from jax_revolve.autodiff.loop import run_loop
 from jax_revolve.progress.meters import Listener, ProgressMeter, listener_of
 from jax_revolve.schedule.options import Options
 from jax_revolve.schedule.plan import Plan
-from jax_revolve.schedule.storage import Disk, HostMemory
+from jax_revolve.schedule.storage import Disk, HostMemory, check_storage
 from jax_revolve.step.cpu import with_windows_apart
 from jax_revolve.step.equation import run_around_loop
 from jax_revolve.step.loop import Loop
@@ -71,8 +71,8 @@ class LoopOptions(Options):
 
 
 def try_storage(wanted: Plan | Options | None) -> None:
-    """Refuse a storage that does not work."""
-    storage = None if wanted is None else wanted.storage
+    """Refuse a storage that does not exist or does not work."""
+    storage = None if wanted is None else check_storage(wanted.storage)
     if isinstance(storage, Disk):
         folder_in(storage.directory)
     elif isinstance(storage, HostMemory):

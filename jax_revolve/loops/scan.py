@@ -41,7 +41,7 @@ def checkpointed_scan(
     plan: Plan | None = None,
     progress: bool | ProgressMeter = False,
     inverse: Callable[[Carry, X, Y], Carry] | None = None,
-    inverse_tol: float | None = None,
+    drift_tol: float | None = None,
     throw: bool = False,
 ) -> tuple[Carry, Y]:
     """`jax.lax.scan` whose reverse pass stores `checkpoints` carries and recomputes the rest, with
@@ -109,11 +109,11 @@ def checkpointed_scan(
         many there are, or how many are stored if `block_size` is given. What `f` loses, it can
         return in y, where `inverse` reads it; those ys are stored. Derivatives of any order work,
         and use the derivative of `inverse`.
-    - `inverse_tol`: how far the carry at the start of a block may be off once it is walked back,
+    - `drift_tol`: how far the carry at the start of a block may be off once it is walked back,
         relative to the largest entry of the leaf at either end: a number >= 0. Beyond it, all
         cotangents of the example are NaN; in a gradient of `jax.vmap`, of all examples.
         Integers must be exact. `None` is the square root of the dtype's epsilon; `math.inf` turns
-        the check off. [`jax_revolve.inverse_drift`][] measures what a loop needs.
+        the check off. [`jax_revolve.drift`][] measures what a loop needs.
     - `throw`: whether to raise an error instead, at run time, which names the leaf and the step.
 
     By default, checkpoints and block size are chosen as for `memory`, with a budget of about
@@ -138,7 +138,7 @@ def checkpointed_scan(
     - `RuntimeError` if gradients with checkpoints in the host's memory are wrong on this backend,
         which is tested once;
     - `TypeError` if `inverse` does not return a carry of the types of `init`; `ValueError` if the
-        carry has half precision and `inverse_tol` is `None`, or if `block_size` is 1 with an
+        carry has half precision and `drift_tol` is `None`, or if `block_size` is 1 with an
         `inverse`; `NotImplementedError` if `f` then uses mutable references, under interpreters
         such as `checkify`, and where a gradient is differentiated that would run nested scans;
     - `ValueError` if the loop has more than `2**31 - 2` steps: steps are counted in 32 bits, and
@@ -178,7 +178,7 @@ def checkpointed_scan(
         raise mistyped("unroll", unroll, "a bool or an int >= 0")
     given = checkpoints, block_size, memory, storage, plan, progress
     options = LoopOptions(*given, is_reversible=inverse is not None)
-    both = Reversible.of(f, inverse, inverse_tol, throw)
+    both = Reversible.of(f, inverse, drift_tol, throw)
 
     def scan() -> tuple[Carry, Y]:
         if both is None or is_jit_disabled():

@@ -43,7 +43,7 @@ def bounded_while_loop(
     throw: bool = True,
     progress: bool | ProgressMeter = False,
     inverse: Callable[[Value], Value] | None = None,
-    inverse_tol: float | None = None,
+    drift_tol: float | None = None,
 ) -> Value: ...
 
 
@@ -63,7 +63,7 @@ def bounded_while_loop(
     throw: bool = True,
     progress: bool | ProgressMeter = False,
     inverse: Callable[[Value], Value] | None = None,
-    inverse_tol: float | None = None,
+    drift_tol: float | None = None,
 ) -> tuple[Value, jax.Array]: ...
 
 
@@ -83,7 +83,7 @@ def bounded_while_loop(
     throw: bool = True,
     progress: bool | ProgressMeter = False,
     inverse: Callable[[Value], Value] | None = None,
-    inverse_tol: float | None = None,
+    drift_tol: float | None = None,
 ) -> Value | tuple[Value, jax.Array]:
     """`jax.lax.while_loop` with a bound of `max_steps` steps, differentiable in both modes and to
     any order. A loop that reaches its bound raises an error at run time, unless `throw=False`.
@@ -139,7 +139,7 @@ def bounded_while_loop(
         `equinox.error_if`: one evaluation of `cond_fun`, one pass over the results and a callback
         that runs only on failure. With `False` the loop returns its current value; the gradient is
         the truncated loop's. `jax.export` cannot serialize the callback, and needs `False`.
-    - `inverse`, `inverse_tol`: as [`jax_revolve.checkpointed_scan`][], where `inverse(value)`
+    - `inverse`, `drift_tol`: as [`jax_revolve.checkpointed_scan`][], where `inverse(value)`
         returns the value before a step. With `throw`, an inverse that is off is an error, too. A
         gradient of `jax.vmap` of such a loop is refused: take `jax.vmap` of the gradient, which
         walks back the steps that each example takes.
@@ -206,8 +206,8 @@ def bounded_while_loop(
             if throw and max_steps == steps:
                 value = _raise_if(jnp.asarray(cond_fun(value)), value, steps, body_fun)
             return (value, jnp.int32(steps)) if with_steps else value
-    if inverse is not None or inverse_tol is not None:  # the loop counts its steps
-        both = Reversible.of(body_fun, inverse, inverse_tol, throw, cond_fun)
+    if inverse is not None or drift_tol is not None:  # the loop counts its steps
+        both = Reversible.of(body_fun, inverse, drift_tol, throw, cond_fun)
         assert both is not None  # or its error is raised
         start = int32(0), init_val
         steps, value = run_from(

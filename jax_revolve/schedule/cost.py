@@ -19,7 +19,7 @@ from jax_revolve.profiles.profile import CPU, Profile
 from jax_revolve.schedule import online
 from jax_revolve.schedule.binomial import advances, beta
 from jax_revolve.schedule.plan import Plan
-from jax_revolve.schedule.storage import TRANSFER, Storage
+from jax_revolve.schedule.storage import TRANSFER, Place
 
 STEPS_IN_A_PRODUCT = 32
 """The most steps in one product that computes a weight gradient, whose factors are kept until then.
@@ -137,7 +137,7 @@ def _weighted_evaluations(plan: Plan, is_while: bool) -> float:
     return runs
 
 
-def transfer(storage: Storage, sizes: Sizes) -> float:
+def transfer(storage: Place, sizes: Sizes) -> float:
     """The time to write or read a checkpoint, in steps, to two digits."""
     profile = sizes.profile
     if sizes.work is None:

@@ -1,6 +1,6 @@
 """What the user asks of a loop's plan, and the plan that it becomes once the sizes are known."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from math import isqrt
 
 from jax_revolve.schedule import binomial, cost
@@ -18,9 +18,11 @@ from jax_revolve.schedule.selection import (
     walked_blocks,
 )
 from jax_revolve.schedule.storage import (
+    Compressed,
     HostMemory,
     Storage,
     check_storage,
+    codec_of,
     with_room,
     with_transfer,
 )
@@ -49,6 +51,11 @@ class Options:
     def __post_init__(self) -> None:
         refuse_conflicts(vars(self))
         self._plan_by_options(0, None, is_while=False)
+        if self.is_reversible and self.codec is not None:
+            raise ValueError(
+                f"storage must not be Compressed where an inverse is given, but is in {self.codec}:"
+                " the way back is checked by exact checkpoints. Leave one of them out."
+            )
         block_size = getattr(self.plan, "block_size", self.block_size)
         if self.is_reversible and block_size == 1 and (self.plan is None or self.plan.length > 1):
             raise ValueError(
@@ -60,6 +67,11 @@ class Options:
                 "plan must be a Plan, made with jax_revolve.plan(length, checkpoints), "
                 f"or None, but is {self.plan!r} of type {type(self.plan).__name__}."
             )
+
+    @property
+    def codec(self) -> Compressed | None:
+        """How checkpoints are encoded."""
+        return codec_of(self.storage) if self.plan is None else self.plan.codec
 
     def plan_for(
         self, length: int | None, *, is_while: bool, sizes: Sizes | None = None
@@ -84,8 +96,9 @@ class Options:
                 f"length must be at most {LONGEST}, but is {length}. Nest two loops instead."
             )
         if self.plan is None:
-            found = self._plan_by_options(length, sizes, is_while=is_while)
-            return found or Options(**{f.name: getattr(self, f.name) for f in fields(Options)})
+            if found := self._plan_by_options(length, sizes, is_while=is_while):
+                return replace(found, codec=self.codec)
+            return Options(**{f.name: getattr(self, f.name) for f in fields(Options)})
         if self.plan.length != length:
             raise ValueError(
                 f"plan must be for a loop of {length} steps, but is for {self.plan.length}: "
@@ -101,7 +114,7 @@ class Options:
 
     def _check_without_bound(self) -> None:
         """Refuse options whose plan depends on the bound."""
-        storage = self.storage
+        storage = check_storage(self.storage)
         is_limited = storage is not None and bool(storage.checkpoints or storage.memory)
         for name, value, allowed in (
             ("plan", self.plan, "None"),

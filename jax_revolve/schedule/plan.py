@@ -8,7 +8,7 @@ from typing import Any
 from jax_revolve.schedule import actions, binomial
 from jax_revolve.schedule import levels as static
 from jax_revolve.schedule.arguments import check_integer, counted
-from jax_revolve.schedule.storage import Disk, Storage, check_storage
+from jax_revolve.schedule.storage import Compressed, Disk, Place, check_storage
 
 _LEAST = {"length": 0, "checkpoints": 1, "block_size": 1, "segments": 0, "segment": 0, "parts": 1}
 
@@ -36,11 +36,13 @@ class Plan:
     length: int
     checkpoints: int
     block_size: int = 1
-    storage: Storage | None = None
+    storage: Place | None = None
     levels: tuple[int, ...] = ()
     segments: int = 0
     segment: int = 0
     parts: int = 1
+    codec: Compressed | None = None
+    """How checkpoints are encoded, wherever they are."""
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -91,7 +93,7 @@ class Plan:
         return self.segments * self.segment
 
     @property
-    def storage_of_segments(self) -> Storage | None:
+    def storage_of_segments(self) -> Place | None:
         """The storage, if it holds checkpoints besides those on the device."""
         return self.storage if self.segments else None
 
@@ -191,6 +193,7 @@ class Plan:
         return picture(self, ax)
 
     def _summary(self, stored: str) -> str:
+        stored = stored if self.codec is None else f" in {self.codec}{stored}"
         taped = f" blocks of {self.block_size} steps," if self.block_size > 1 else ""
         often = {0: "", 1: " more than once"}.get(
             self.repetitions, f" more than {self.repetitions} times"

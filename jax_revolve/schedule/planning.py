@@ -1,13 +1,16 @@
 """Plans from a number of checkpoints, or from a budget."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import wraps
 from math import prod
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 from jax_revolve.schedule import binomial
 from jax_revolve.schedule import levels as static
 from jax_revolve.schedule.actions import scheduled_blocks, useful_checkpoints
 from jax_revolve.schedule.arguments import (
+    AnyFunction,
     Memory,
     check_integer,
     mistyped,
@@ -22,12 +25,28 @@ from jax_revolve.schedule.selection import (
     in_segments,
     quickest,
 )
-from jax_revolve.schedule.storage import HostMemory, Storage, check_storage, with_room
+from jax_revolve.schedule.storage import (
+    HostMemory,
+    Storage,
+    check_storage,
+    codec_of,
+    with_room,
+)
 
 Checkpoints: TypeAlias = int | Literal["all"] | None
 """A number of carries, `"all"` for one for each block, or `None` for the default."""
 
 
+def _encoded(plan: AnyFunction) -> AnyFunction:
+    @wraps(plan)
+    def planned(*args: Any, storage: Any = None, **options: Any) -> Plan:
+        found = plan(*args, storage=check_storage(storage), **options)
+        return replace(found, codec=codec_of(storage))
+
+    return cast("AnyFunction", planned)
+
+
+@_encoded
 def plan(
     length: int,
     checkpoints: Checkpoints = None,
@@ -77,7 +96,8 @@ def plan(
     - `storage`: where further checkpoints are stored: a [`jax_revolve.HostMemory`][] or a
         [`jax_revolve.Disk`][]. Their number is the one with the least predicted time, transfers
         included. If the storage limits its `memory`, `state_bytes` is needed. With
-        `checkpoints=0`, a `HostMemory` holds all checkpoints.
+        `checkpoints=0`, a `HostMemory` holds all checkpoints. A [`jax_revolve.Compressed`][], which
+        may hold one of these, encodes all checkpoints; `state_bytes` are then the encoded ones.
 
     **Returns:**
 

@@ -12,7 +12,7 @@ from jax_revolve.schedule.actions import scheduled_blocks, useful_checkpoints
 from jax_revolve.schedule.arguments import TooLittleMemory
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.plan import Plan
-from jax_revolve.schedule.storage import HostMemory, Storage, with_transfer
+from jax_revolve.schedule.storage import HostMemory, Place, with_transfer
 
 FINEST = 64
 """We try every block length up to this one; longer ones are a twentieth apart."""
@@ -44,7 +44,7 @@ def quickest(
     *,
     block_size: int | None = None,
     is_while: bool = False,
-    storage: Storage | None = None,
+    storage: Place | None = None,
     ample: int = 0,
 ) -> Plan:
     """The plan with the least predicted time within `memory` bytes, or within `ample` bytes if it
@@ -81,7 +81,7 @@ def walked_back(length: int, sizes: Sizes, memory: int) -> Plan:
     return equal_blocks(length, min(walked_blocks(length), most))
 
 
-def in_segments(plan: Plan, storage: Storage) -> Plan:
+def in_segments(plan: Plan, storage: Place) -> Plan:
     """The plan with as many further checkpoints in the storage as pay off."""
     storage = with_transfer(storage)
     transfer = Fraction(storage.transfer or 0) / plan.block_size

@@ -1,9 +1,14 @@
-"""`HostMemory` and `Disk`: where to store checkpoints beyond those on the device."""
+"""`HostMemory` and `Disk`: where to store checkpoints beyond those on the device.
+
+`Compressed` says in which format checkpoints are stored, wherever they are.
+"""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from jax_revolve.profiles.profile import Profile
 from jax_revolve.schedule.arguments import (
@@ -135,17 +140,100 @@ class Disk(_Options):
         return f"the directory {os.fspath(self.directory)}"
 
 
-Storage: TypeAlias = HostMemory | Disk
+Place: TypeAlias = HostMemory | Disk
 """A second level of checkpoints, besides the device."""
 
-AnyStorage = TypeVar("AnyStorage", bound=Storage)
+Format: TypeAlias = Literal["bfloat16", "float16", "int8"]
+TOLERANCES: dict[Any, float] = {"bfloat16": 2**-7, "float16": 2**-10, "int8": 1 / 127}
+"""The formats, and a unit in the last place of each."""
 
 
-def check_storage(storage: object) -> Storage | None:
+@dataclass(frozen=True)
+class Compressed:
+    """Checkpoints in fewer bits, on the device and in a storage.
+
+    Values stay exact; gradients do not, because the reverse pass recomputes steps from what it
+    decodes. The initial carry and the newest checkpoint are kept as they are, so the first and the
+    last step are reversed exactly. So do leaves of integers, booleans and keys, and those that a
+    format would not make smaller. Derivatives of any order work: a rounded tangent is stored beside
+    a rounded carry. [`jax_revolve.certify`][] shows how far a gradient is off.
+
+    **Arguments:**
+
+    - `format`: `"bfloat16"`, `"float16"`, or `"int8"`: blocks of 64 numbers along the last axis,
+        with a scale each, rounded to nearest. Or a pair of functions `(encode, decode)` of a leaf:
+        `encode` returns a tree of arrays, from which `decode` returns an array of the leaf's shape
+        and dtype. Under `jax.grad` of `jax.vmap`, leaves are those of all examples.
+    - `storage`: where further checkpoints are stored: a [`jax_revolve.HostMemory`][], a
+        [`jax_revolve.Disk`][], or `None`.
+    - `drift_tol`: how far a stored leaf may be from the exact one, relative to its largest entry: a
+        number >= 0. Beyond it, as where `"float16"` overflows, its carry is NaN. `None` is a unit
+        in the last place of the format; for functions, the square root of the dtype's epsilon.
+        `math.inf` turns the check off. [`jax_revolve.drift`][] measures what a loop needs.
+    - `throw`: whether to raise an error instead, at run time, which names the leaf.
+
+    **Raises:**
+
+    `TypeError` or `ValueError` if an argument is not as above.
+
+    !!! Example
+
+        ```python
+        import jax
+        import jax.numpy as jnp
+        from jax_revolve import Compressed, checkpointed_scan
+
+        def loss(u):
+            step = lambda u, _: (u + 0.1 * jnp.sin(u), None)
+            how = {"storage": Compressed("int8"), "checkpoints": 12}
+            return jnp.sum(checkpointed_scan(step, u, length=100, **how)[0])
+
+        jax.grad(loss)(jnp.linspace(0.0, 1.0, 128))
+        ```
+    """
+
+    format: Format | tuple[Callable[[Any], Any], Callable[[Any], Any]]
+    storage: Place | None = None
+    drift_tol: float | None = None
+    throw: bool = False
+
+    def __post_init__(self) -> None:
+        pair = self.format
+        is_pair = isinstance(pair, tuple) and len(pair) == 2 and all(map(callable, pair))
+        if not (is_pair or (isinstance(pair, str) and pair in TOLERANCES)):
+            allowed = f"one of {', '.join(map(repr, TOLERANCES))} or a pair (encode, decode)"
+            raise mistyped("format", pair, allowed)
+        if self.drift_tol not in (None, inf):
+            allowed = "a number >= 0, math.inf included, or None"
+            check_number("drift_tol", self.drift_tol, least=0, allowed=allowed)
+        if not isinstance(self.storage, Place | None):
+            raise mistyped("storage", self.storage, "None, a HostMemory or a Disk")
+
+    @property
+    def tolerance(self) -> float | None:
+        return TOLERANCES.get(self.format) if self.drift_tol is None else self.drift_tol
+
+    def __str__(self) -> str:
+        return self.format if isinstance(self.format, str) else "the format of a pair of functions"
+
+
+Storage: TypeAlias = Place | Compressed
+"""Where and how checkpoints are stored, besides the device."""
+
+AnyStorage = TypeVar("AnyStorage", bound=Place)
+
+
+def check_storage(storage: object) -> Place | None:
+    """Where checkpoints are stored."""
     if not isinstance(storage, Storage | None):
-        allowed = "None, a jax_revolve.HostMemory or a jax_revolve.Disk"
+        allowed = "None, a jax_revolve.HostMemory, a jax_revolve.Disk or a jax_revolve.Compressed"
         raise mistyped("storage", storage, allowed)
-    return storage
+    return storage.storage if isinstance(storage, Compressed) else storage
+
+
+def codec_of(storage: Storage | None) -> Compressed | None:
+    """How they are encoded, wherever they are."""
+    return replace(storage, storage=None) if isinstance(storage, Compressed) else None
 
 
 def with_transfer(storage: AnyStorage, steps: float = TRANSFER) -> AnyStorage:

@@ -23,12 +23,12 @@ from jax.custom_batching import custom_vmap
 
 from jax_revolve._compat.memories import typed_as_on_host
 from jax_revolve._compat.values import explicit_mesh, laid_out, laid_out_as, vary, varying_axes
-from jax_revolve.schedule.storage import Disk, HostMemory, Storage
+from jax_revolve.schedule.storage import Disk, HostMemory, Place
 from jax_revolve.storage import files
 from jax_revolve.storage.buffers import Buffers, for_all, read, write
 
 
-def in_storage(storage: Storage, carry: list[Any], count: int) -> Buffers:
+def in_storage(storage: Place, carry: list[Any], count: int) -> Buffers:
     """Empty buffers for `count` carries like this one."""
     if isinstance(storage, Disk):
         axes = frozenset[str]().union(*(varying_axes(jax.typeof(x)) for x in carry))
@@ -42,7 +42,7 @@ def in_storage(storage: Storage, carry: list[Any], count: int) -> Buffers:
     return [typed_as_on_host(jnp.broadcast_to(x, (count, *x.shape))) for x in carry]
 
 
-def put(storage: Storage, buffers: Buffers, carry: list[Any], store: jax.Array) -> Buffers:
+def put(storage: Place, buffers: Buffers, carry: list[Any], store: jax.Array) -> Buffers:
     """Write a carry as number `store`."""
     if isinstance(storage, HostMemory):
         return write(buffers, carry, store)
@@ -56,7 +56,7 @@ def put(storage: Storage, buffers: Buffers, carry: list[Any], store: jax.Array) 
 
 
 def get(
-    storage: Storage, buffers: Buffers, types: list[Any], store: jax.Array, is_last: jax.Array
+    storage: Place, buffers: Buffers, types: list[Any], store: jax.Array, is_last: jax.Array
 ) -> list[Any]:
     """Read carry number `store`, of these types, whose file is removed if this read `is_last`."""
     if isinstance(storage, HostMemory):

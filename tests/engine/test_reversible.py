@@ -21,7 +21,7 @@ from jax_revolve import (
     bounded_while_loop,
     checkpointed_fori_loop,
     checkpointed_scan,
-    inverse_drift,
+    drift,
     plan,
 )
 from jax_revolve.typing import ProgressMeter
@@ -185,13 +185,11 @@ def test_an_error_says_where() -> None:
         scan = partial(checkpointed_scan, inverse=inverse, block_size=4, checkpoints=3, **how)
         return jax.grad(lambda q: jnp.sum(scan(partial(leapfrog, p), (q, init[1]), None, N)[0][1]))
 
-    wanted = (
-        r"(?s)step of leapfrog at .*inverse_tol=1.5e-08.* step \d, carry\[1\] differs .* by 0.0"
-    )
+    wanted = r"(?s)step of leapfrog at .*drift_tol=1.5e-08.* step \d, carry\[1\] differs .* by 0.0"
     with pytest.raises(jax.errors.JaxRuntimeError, match=wanted):
         jax.block_until_ready(jax.jit(run(throw=True))(init[0]))
-    assert jnp.all(jnp.isfinite(run(inverse_tol=math.inf)(init[0])))
-    assert jnp.all(jnp.isfinite(run(inverse_tol=0.5, throw=True)(init[0])))
+    assert jnp.all(jnp.isfinite(run(drift_tol=math.inf)(init[0])))
+    assert jnp.all(jnp.isfinite(run(drift_tol=0.5, throw=True)(init[0])))
 
 
 def test_examples_are_checked_each_by_itself() -> None:
@@ -464,12 +462,12 @@ def test_drift() -> None:
     f = lambda c, x: (0.5 * c + x, None)  # noqa: E731
     inverse = lambda c, x, y: (c - x) / 0.5 * (1 + 1e-9)  # noqa: E731
     for reverse in (False, True):
-        found = inverse_drift(f, inverse, jnp.ones(3), jnp.ones(40), block_size=8, reverse=reverse)
+        found = drift(f, inverse, jnp.ones(3), jnp.ones(40), block_size=8, reverse=reverse)
         assert found.drift.shape == (5,)
         assert jnp.all((found.drift > 1e-9) & (found.drift < 1e-5))
-    exact = inverse_drift(f, lambda c, x, y: 2 * (c - x), jnp.ones(3), jnp.ones(40))
+    exact = drift(f, lambda c, x, y: 2 * (c - x), jnp.ones(3), jnp.ones(40))
     assert exact.largest_block == 8
-    loose = inverse_drift(f, inverse, jnp.ones(3), jnp.ones(40), block_size=8, inverse_tol=1e-3)
+    loose = drift(f, inverse, jnp.ones(3), jnp.ones(40), block_size=8, drift_tol=1e-3)
     assert found.largest_block < loose.largest_block == 8
 
 
@@ -484,8 +482,8 @@ def test_what_is_refused() -> None:
         ({"block_size": 1}, ValueError, "block_size must be at least 2 where an inverse"),
         ({"plan": plan(N, 3)}, ValueError, "block_size must be at least 2"),
         ({"inverse": 3}, TypeError, "inverse must be a function"),
-        ({"inverse_tol": -1}, ValueError, "inverse_tol must be a number >= 0"),
-        ({"inverse": None, "inverse_tol": 0.1}, ValueError, "inverse_tol must be None"),
+        ({"drift_tol": -1}, ValueError, "drift_tol must be a number >= 0"),
+        ({"inverse": None, "drift_tol": 0.1}, ValueError, "drift_tol must be None"),
         ({"inverse": lambda *_: (x, x)}, TypeError, "inverse must return a carry of the structure"),
         (
             {"inverse": lambda *_: x[:2]},
@@ -493,13 +491,13 @@ def test_what_is_refused() -> None:
             r"carry is float64\[2\] rather than float64\[3\]",
         ),
         ({"inverse": lambda *_: 1j * x}, TypeError, "carry is complex128"),
-        ({"x": x.astype(jnp.bfloat16)}, ValueError, "inverse_tol must be given where the carry"),
+        ({"x": x.astype(jnp.bfloat16)}, ValueError, "drift_tol must be given where the carry"),
         ({"memory": 30}, ValueError, "memory must be at least"),
         ({"memory": "1MB", "storage": HostMemory()}, ValueError, "block_size must be given where"),
     ):
         with pytest.raises(error, match=message):
             jax.grad(lambda x, how=how: jnp.sum(scan(**{**how, "x": x})))(how.get("x", x))
-    assert scan(x=x.astype(jnp.bfloat16), inverse_tol=0.1).dtype == jnp.bfloat16
+    assert scan(x=x.astype(jnp.bfloat16), drift_tol=0.1).dtype == jnp.bfloat16
 
     reference = jax.new_ref(0.0)
 

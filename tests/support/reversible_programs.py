@@ -143,7 +143,7 @@ def run(seed: int) -> None:
         f = partial(step, p)
         how: dict[str, Any] = {"length": length, "reverse": reverse}
         if is_ours:
-            how |= {"inverse": lambda c, x, y: back(p, c, x, y), "inverse_tol": 1e-6, **options}
+            how |= {"inverse": lambda c, x, y: back(p, c, x, y), "drift_tol": 1e-6, **options}
         end, ys = (checkpointed_scan if is_ours else lax.scan)(f, start, inputs, **how)
         total = sum(jnp.sum(jnp.sin(x)) for x in end["parts"]) + jnp.sum(end["kept"])
         floats = [y for y in jax.tree.leaves(ys) if jnp.issubdtype(y.dtype, jnp.floating)]

@@ -42,6 +42,7 @@ from jax_revolve.step.loop import Loop, Operands, for_loop
 from jax_revolve.step.steps import Steps
 from jax_revolve.step.work import work_of
 from jax_revolve.storage.buffers import Buffers, read, write
+from jax_revolve.storage.codecs import encoded_types
 
 _Pieces = tuple[Operands, Buffers]
 """The cotangents, and the factors of weight gradients, kept for the steps of a piece."""
@@ -70,11 +71,13 @@ def sizes_of(
     if journal is not None:
         kept, logged = journal.without(kept), journal.bytes
         start.update(journal.versions(step))
+    codec, checkpoint = getattr(loop.plan, "codec", None), pick(carry, kept)
+    exact = 0 if codec is None else bytes_of(checkpoint)  # the newest checkpoint
     sizes = Sizes(
-        checkpoint=bytes_of(pick(carry, kept)),
+        checkpoint=bytes_of(encoded_types(codec, checkpoint)),
         residuals=cut.bytes,
         alone=bytes_of(v.aval for v in cut.kept if v not in start) + recomputed,
-        carry=bytes_of(carry),
+        carry=bytes_of(carry) + exact,
         weights=bytes_of(weights.weights) if weights else 0,
         work=work_of(loop.jaxpr, profile),
         again=recomputed,
