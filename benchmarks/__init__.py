@@ -13,6 +13,7 @@ BENCHMARKS = (
         "reversible",
         "drift",
         "certificates",
+        "histories",
         "budget",
         "fronts",
         "plans",

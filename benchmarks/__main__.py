@@ -18,6 +18,7 @@ and are:
 - `reversible`: gradients of steps that are walked back by an inverse
 - `drift`: how far such gradients are from exact ones, up to 100 000 steps
 - `certificates`: gradients that are wrong on purpose, and how wrong they are
+- `histories`: bytes of loops that carry an array and write a few of its entries
 - `budget`: a heavy network with little memory, beside pure Revolve
 - `fronts`: time over memory, for steps of many kinds
 - `plans`: what the plans that are chosen lose on the quickest
