@@ -198,6 +198,63 @@ def test_examples_that_are_done(write: str, read: str) -> None:
     assert_same(mapped(repeated(run, loop)), mapped(repeated(run, masked)))
 
 
+def random_program(seed: int) -> tuple[Step, dict[str, Any], bool, bool]:
+    """A step with one to three writes of random kinds, some under a select, to one history or two;
+    how it is run; and whether in a while loop, and mapped."""
+    rng = np.random.default_rng(seed)
+    names, reads = list(WRITES), list(READS)
+    kinds = rng.choice(names, rng.integers(1, 4))
+    selects, read, is_after = rng.random(3) < 0.3, str(rng.choice(reads)), rng.random() < 0.5
+
+    def run(w: Any, state: Any, i: Any) -> Any:
+        c, h = state
+        seen = READS[read](h, i)
+        for kind, is_selected in zip(kinds, selects, strict=False):
+            new = WRITES[str(kind)](h, c, i)
+            h = jnp.where((i + jnp.sum(c > 0)) % 2 == 0, new, h) if is_selected else new
+        seen = READS[read](h, i) if is_after else seen
+        return jnp.tanh(0.7 * c + w * seen + 0.1), h
+
+    is_while = rng.random() < 0.4
+    ways = [{"checkpoints": 4}, {"checkpoints": "all"}, {"checkpoints": 8}] if is_while else PLANS
+    return run, ways[rng.integers(len(ways))], is_while, rng.random() < 0.4
+
+
+SEEDS = [
+    pytest.param(
+        seed, marks=[] if seed == 0 else pytest.mark.slow if seed < 8 else pytest.mark.exhaustive
+    )
+    for seed in range(500)
+]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_histories(seed: int) -> None:
+    """To first, second or third order."""
+    run, how, is_while, is_mapped = random_program(seed)
+    xs, limits = jnp.stack([X, X / 2, -X]), jnp.array([7, LENGTH, 0])
+    if is_while:
+        loop = partial(bounded_while_loop, max_steps=LENGTH, **how)
+        ours, oracle = repeated(run, loop), repeated(run, masked)
+    else:
+        losses = scanned(run, checkpointed_scan, **how), scanned(run, lax.scan)
+        ours, oracle = ((lambda w, x, _, loss=loss: loss(w, x)) for loss in losses)
+
+    def derivatives(loss: Any) -> Any:
+        if is_mapped:
+            whole = lambda w, x: jnp.sum(jnp.sin(jax.vmap(loss, (None, 0, 0))(w, x, limits)))  # noqa: E731
+            at = xs
+        else:
+            whole, at = lambda w, x: loss(w, x, 9), X
+        first = jax.grad(whole, (0, 1))
+        along = jnp.cos(W), jnp.sin(at)
+        second = lambda w, x: jax.jvp(first, (w, x), along)[1]  # noqa: E731
+        third = jax.grad(lambda w, x: sum(jnp.sum(jnp.sin(g)) for g in second(w, x)))
+        return jax.jit([first, first, second, third][seed % 4])(W, at)
+
+    assert_same(derivatives(ours), derivatives(oracle))
+
+
 def test_indices_of_counters_and_xs_are_not_logged() -> None:
     old, history = 8 * WIDTH, 8 * ROWS * WIDTH
     for write, size in ("set", old), ("drop", old + 4), ("guarded", old):
