@@ -104,7 +104,7 @@ def _measured(name: str, quick: bool) -> list[Record]:
     x = jnp.linspace(-0.5, 0.5, program.width)
     for loop, scan in loops(program).items():
         both = jax.value_and_grad(partial(loss, program, scan), (0, 1))
-        run = jax.jit(both).lower(w, x).compile()
+        run: Any = jax.jit(both).lower(w, x).compile()
         found = run(w, x)
         exact = found if exact is None else exact
         taken = [seconds(lambda run=run: jax.block_until_ready(run(w, x))) for _ in range(5)]

@@ -60,7 +60,6 @@ independent: approx_top_k bessel_i0e bessel_i1e bitcast_convert_type broadcast_t
 independent: clz cumlogsumexp cummax cummin cumprod cumsum device_put empty empty2 fft geqp3 geqrf
 independent: hessenberg householder_product igamma igamma_grad_a igammac iota_2x32_shape
 independent: layout_constraint log2 lu_pivots_to_permutation mulhi name ormqr
-independent: layout_constraint log2 lu_pivots_to_permutation mulhi name ormqr
 independent writes: scatter-max scatter-min scatter-mul scatter-sub
 independent: philox2x32 philox4x32 platform_index polygamma polynomial pvary random_clone
 independent: random_fold_in random_seed random_unwrap random_wrap reduce reduce_precision

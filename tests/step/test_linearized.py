@@ -17,8 +17,8 @@ from jax.dtypes import float0
 from support.oracles import assert_close, by_python
 
 from jax_revolve import bounded_while_loop, checkpoint_loops, checkpointed_scan
-from jax_revolve.engine.tape.tape import TapedStep
 from jax_revolve.step.linearized import Linearized
+from jax_revolve.step.steps import Steps
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
@@ -102,24 +102,18 @@ def test_a_rule_in_another_direction(options: dict[str, Any]) -> None:
 
 
 def test_advances_and_tapes_run_the_same_jaxpr(monkeypatch: pytest.MonkeyPatch) -> None:
-    closed: dict[str, set[int]] = {"advance": set(), "tape": set()}
+    closed: dict[bool, set[int]] = {False: set(), True: set()}
+    run = Steps.run
 
-    def noted(kind: str, owner: Any, name: str) -> None:
-        compute = owner.__dict__[name].func
+    def note(steps: Steps, inputs: Any, kept: Any = ()) -> Any:
+        closed[bool(kept)].add(id(steps.linearized.closed))
+        return run(steps, inputs, kept)
 
-        def note(self: Any) -> Any:
-            step = self if isinstance(self, Linearized) else self.step
-            closed[kind].add(id(step.closed))
-            return compute(self)
-
-        monkeypatch.setattr(owner, name, property(note))
-
-    noted("advance", Linearized, "advance")
-    noted("tape", TapedStep, "_run")
+    monkeypatch.setattr(Steps, "run", note)
     scan = partial(checkpointed_scan, checkpoints=2, block_size=3)
     jax.jit(jax.grad(partial(loss, other_value, scan))).lower(jnp.ones(2))
-    assert closed["advance"] == closed["tape"]
-    assert len(closed["tape"]) == 1
+    assert closed[False] == closed[True]
+    assert len(closed[True]) == 1
 
 
 @pytest.mark.parametrize("inner", ["scan", "while"])
@@ -127,15 +121,15 @@ def test_advances_of_an_outer_loop_store_nothing_of_an_inner_one(
     inner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[set[str]] = []
-    advance = Linearized.__dict__["advance"].func
+    run = Linearized.run
 
-    def note(step: Linearized) -> Any:
-        run = advance(step)
-        eqns = jax.make_jaxpr(lambda *flat: run(flat))(*step.closed.in_avals).eqns
-        found.append({eqn.primitive.name for eqn in eqns})
-        return run
+    def note(step: Linearized, outputs: Any, inputs: Any) -> Any:
+        if outputs == step.results:  # an advance
+            jaxpr = jax.make_jaxpr(lambda *flat: run(step, outputs, flat))(*step.closed.in_avals)
+            found.append({eqn.primitive.name for eqn in jaxpr.eqns})
+        return run(step, outputs, inputs)
 
-    monkeypatch.setattr(Linearized, "advance", property(note))
+    monkeypatch.setattr(Linearized, "run", note)
 
     def step(c: Any, _: Any) -> Any:
         if inner == "scan":
