@@ -17,7 +17,7 @@ from benchmarks.runner.benchmark import Benchmark, Measurement
 from benchmarks.runner.programs import Record, sum_of_squares
 from benchmarks.runner.timing import seconds
 from benchmarks.workloads import inverses
-from jax_revolve import Compressed, certify, checkpointed_scan, plan
+from jax_revolve import Compressed, Inverse, certify, checkpointed_scan, plan
 
 KEYS = 5
 """The certificates of each gradient, each with 8 probes."""
@@ -159,8 +159,8 @@ def ways(program: Program) -> dict[str, Callable[..., Any]]:
 
     def walked(p: Any, count: Any = None) -> Any:
         inverse = lambda carry, x, y: program.back(p, carry, x)  # noqa: E731
-        how = {"inverse": inverse, "checkpoints": 1, "drift_tol": float("inf")}
-        return loss(program, p, partial(checkpointed_scan, **how), count)
+        unchecked = Inverse(inverse, drift_tol=float("inf"))
+        return loss(program, p, partial(checkpointed_scan, inverse=unchecked, checkpoints=1), count)
 
     def by(scan: Any, **how: Any) -> Callable[..., Any]:
         return lambda p, count=None: loss(program, p, partial(scan, **how), count)

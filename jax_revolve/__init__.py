@@ -7,8 +7,9 @@
 - `explain(fun)(x)`: the plan of each loop; `plan(n, checkpoints=...)`: one without a loop.
 - `certify(fun, gradient)(x)`: how far any gradient is from the exact one.
 - `checkpointed_chain`, `checkpoint_layers`, `Checkpointed`: functions and layers in sequence.
-- `host_scan`: a loop that Python drives, which can be resumed; `drift` checks `inverse=`.
+- `host_scan`: a loop that Python drives, which can be resumed.
 - `HostMemory`, `Disk`: where checkpoints go for which the device has no room.
+- `Inverse`: steps that are walked back; `Compressed`: checkpoints in fewer bits; `drift`: of both.
 
 `jax_revolve.typing` has the types of arguments and results; `jax_revolve.integrations.diffrax` and
 `.equinox` are for these libraries. Names are imported when they are first used: making a plan needs
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from jax_revolve.layers.checkpointed import Checkpointed as Checkpointed
     from jax_revolve.layers.checkpointed import checkpoint_layers as checkpoint_layers
     from jax_revolve.loops.fori_loop import checkpointed_fori_loop as checkpointed_fori_loop
+    from jax_revolve.loops.inverse import Inverse as Inverse
     from jax_revolve.loops.inverse import drift as drift
     from jax_revolve.loops.scan import checkpointed_scan as checkpointed_scan
     from jax_revolve.loops.while_loop import bounded_while_loop as bounded_while_loop
@@ -46,6 +48,7 @@ _MODULES = {
     "Checkpointed": "layers.checkpointed",
     "checkpoint_layers": "layers.checkpointed",
     "checkpointed_fori_loop": "loops.fori_loop",
+    "Inverse": "loops.inverse",
     "drift": "loops.inverse",
     "checkpointed_scan": "loops.scan",
     "bounded_while_loop": "loops.while_loop",

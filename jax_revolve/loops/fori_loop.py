@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -10,6 +11,7 @@ from jax import lax
 from jax_revolve._compat.interpreters import filtered_traceback
 from jax_revolve._compat.values import is_jit_disabled
 from jax_revolve.autodiff.loop import run_loop
+from jax_revolve.loops.inverse import Inverse
 from jax_revolve.loops.options import LoopOptions
 from jax_revolve.loops.scan import checkpointed_scan
 from jax_revolve.loops.while_loop import bounded_while_loop, run_from, run_or_raise
@@ -32,16 +34,15 @@ def checkpointed_fori_loop(
     init_val: Value,
     *,
     unroll: int | bool | None = None,
+    memory: Memory = None,
     checkpoints: Checkpoints = None,
     block_size: int | None = None,
-    memory: Memory = None,
     storage: Storage | None = None,
     plan: Plan | None = None,
     max_steps: int | None = None,
     throw: bool = True,
     progress: bool | ProgressMeter = False,
-    inverse: Callable[[Any, Value], Value] | None = None,
-    drift_tol: float | None = None,
+    inverse: Callable[[Any, Value], Value] | Inverse | None = None,
 ) -> Value:
     """`jax.lax.fori_loop` whose reverse pass stores `checkpoints` carries and recomputes the rest.
     It has a reverse mode even if the number of steps is not known when it is traced. By default, a
@@ -60,7 +61,7 @@ def checkpointed_fori_loop(
         derivatives need `max_steps`.
     - `throw`: as in [`jax_revolve.bounded_while_loop`][]: `False` returns the value after
         `max_steps` steps if there are more, known at run time only, and can be exported.
-    - `progress`, `drift_tol`: as in that loop.
+    - `progress`: as in that loop.
     - `inverse`: `inverse(i, value)` returns the value before step `i`: see that loop.
 
     **Returns:**
@@ -110,17 +111,17 @@ def checkpointed_fori_loop(
     if is_jit_disabled() or inverse is not None:
         with suppress(TypeError, ValueError):  # of bounds that are traced
             known = max(int(upper) - int(lower), 0)
-    if inverse is not None and not is_jit_disabled():
+    given = Inverse.of(inverse)
+    if given is not None and not is_jit_disabled():
         body = wraps(body_fun)(lambda state: (state[0] + 1, body_fun(*state)))
-        back = lambda state: (state[0] - 1, inverse(state[0] - 1, state[1]))  # noqa: E731
-        how: dict[str, Any] = {**options.arguments, "drift_tol": drift_tol}
+        back = lambda state, *_: (state[0] - 1, given.fun(state[0] - 1, state[1]))  # noqa: E731
+        how: dict[str, Any] = {**options.arguments, "inverse": replace(given, fun=back)}
         if known is None:
             throw = throw and max_steps is not None
-            how |= {"max_steps": max_steps, "throw": throw, "inverse": back}
+            how |= {"max_steps": max_steps, "throw": throw}
             return bounded_while_loop(lambda state: state[0] < upper, body, start, **how)[1]
         check_steps(known)
         step = wraps(body_fun)(lambda state, _: (body(state), None))
-        how["inverse"] = lambda state, *_: back(state)
         how["unroll"] = 1 if unroll is None else unroll
         return checkpointed_scan(step, start, None, known, **how)[0][1]
     if known is None:

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, wraps
-from math import isinf
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -18,11 +17,65 @@ from jax_revolve._compat.values import as_array, vary, varying_axes
 from jax_revolve.autodiff.loop import run_loop
 from jax_revolve.engine.walk_back import drift_of, scale_of, tolerance_of
 from jax_revolve.loops.options import LoopOptions
-from jax_revolve.schedule.arguments import check_integer, check_number, mistyped
+from jax_revolve.schedule.arguments import check_drift_tol, check_integer, mistyped
 from jax_revolve.schedule.selection import equal_blocks, walked_blocks
 from jax_revolve.schedule.storage import Compressed
 from jax_revolve.step.loop import Loop, Trust, is_inexact, once
 from jax_revolve.storage.codecs import rounded
+
+
+@dataclass(frozen=True)
+class Inverse:
+    """The inverse of a step, and how it is checked: `inverse=` of a loop also takes the function
+    alone.
+
+    **Arguments:**
+
+    - `fun`: a function that returns the carry before a step, as the loop's `inverse=`.
+    - `drift_tol`: how far the carry at the start of a block may be off once it is walked back,
+        relative to the largest entry of the leaf at either end: a number >= 0. Beyond it, all
+        cotangents of the example are NaN; in a gradient of `jax.vmap`, of all examples.
+        Integers must be exact. `None` is the square root of the dtype's epsilon; `math.inf` turns
+        the check off. [`jax_revolve.drift`][] measures what a loop needs.
+    - `throw`: whether to raise an error instead, at run time, which names the leaf and the step.
+
+    **Raises:**
+
+    `TypeError` or `ValueError` if an argument is not as above.
+
+    !!! Example
+
+        ```python
+        import jax
+        from jax_revolve import Inverse, checkpointed_scan
+
+        def loss(x):
+            step = lambda x, _: (1.01 * x, None)
+            inverse = Inverse(lambda x, *_: x / 1.01, drift_tol=1e-5, throw=True)
+            return checkpointed_scan(step, x, length=99, inverse=inverse)[0]
+
+        jax.grad(loss)(1.0)
+        ```
+    """
+
+    fun: Callable[..., Any]
+    drift_tol: float | None = None
+    throw: bool = False
+
+    def __post_init__(self) -> None:
+        if not callable(self.fun):
+            raise mistyped("fun", self.fun, "a function of carry, x and y")
+        check_drift_tol(self.drift_tol)
+
+    @classmethod
+    def of(cls, given: Any) -> "Inverse | None":
+        """What a loop was given."""
+        if given is None or isinstance(given, cls):
+            return given
+        if not callable(given):
+            allowed = "a function of carry, x and y, a jax_revolve.Inverse, or None"
+            raise mistyped("inverse", given, allowed)
+        return cls(given)
 
 
 @dataclass(eq=False)
@@ -39,23 +92,12 @@ class Reversible:
     condition: Callable[[Any], Any] | None = None
 
     @classmethod
-    def of(
-        cls, f: Any, inverse: Any, drift_tol: Any, throw: bool, condition: Any = None
-    ) -> "Reversible | None":
-        """Checks the arguments. `None` without an inverse."""
-        if inverse is None:
-            if drift_tol is not None or throw:
-                raise ValueError(
-                    "drift_tol must be None and throw False where no inverse is given, but they "
-                    f"are {drift_tol!r} and {throw!r}."
-                )
+    def of(cls, f: Any, inverse: Any, condition: Any = None) -> "Reversible | None":
+        """`None` without an inverse."""
+        given = Inverse.of(inverse)
+        if given is None:
             return None
-        if not callable(inverse):
-            raise mistyped("inverse", inverse, "a function of carry, x and y, or None")
-        allowed = "a number >= 0, math.inf included, or None"
-        if drift_tol is not None and not (isinstance(drift_tol, float) and isinf(drift_tol)):
-            drift_tol = check_number("drift_tol", drift_tol, least=0, allowed=allowed)
-        return cls(f, inverse, drift_tol, throw, condition)._kept()
+        return cls(f, given.fun, given.drift_tol, given.throw, condition)._kept()
 
     def _kept(self) -> "Reversible":
         """This object, or an earlier one for the same functions, which JAX has traced and compiled.
@@ -153,8 +195,9 @@ class Reversible:
             is_half = is_inexact(own) and jnp.finfo(own.dtype).bits <= 16
             if is_half and self.tolerance is None:
                 raise ValueError(
-                    "drift_tol must be given where the carry has half precision, but is None and "
-                    f"{name} has dtype {own.dtype}, the root of whose epsilon would show nothing."
+                    "inverse must be a jax_revolve.Inverse with a drift_tol where the carry has "
+                    f"half precision, but its drift_tol is None and {name} has dtype {own.dtype}, "
+                    "the root of whose epsilon would show nothing."
                 )
 
 
@@ -195,14 +238,13 @@ class Drift(NamedTuple):
 @filtered_traceback
 def drift(
     f: Callable[[Any, Any], tuple[Any, Any]],
-    how: Callable[[Any, Any, Any], Any] | Compressed,
+    how: Callable[[Any, Any, Any], Any] | Inverse | Compressed,
     init: Any,
     xs: Any = None,
     length: int | None = None,
     reverse: bool = False,
     *,
     block_size: int | None = None,
-    drift_tol: float | None = None,
 ) -> Drift:
     """How far steps drift from the exact carries in each block of a loop, where they are walked
     back by an inverse, or recomputed from a compressed checkpoint.
@@ -212,11 +254,10 @@ def drift(
     **Arguments:**
 
     - `f`, `init`, `xs`, `length`, `reverse`: as `jax.lax.scan`.
-    - `how`: an `inverse`, as [`jax_revolve.checkpointed_scan`][], or a
-        [`jax_revolve.Compressed`][].
-    - `block_size`, `drift_tol`: as [`jax_revolve.checkpointed_scan`][] with an inverse. Steps at
-        the end that do not fill a block are left out. The default tolerance of a `Compressed` is
-        its own.
+    - `how`: a function or a [`jax_revolve.Inverse`][], as `inverse=` of
+        [`jax_revolve.checkpointed_scan`][]; or a [`jax_revolve.Compressed`][].
+    - `block_size`: as in that loop, with an inverse. Steps at the end that do not fill a block are
+        left out.
 
     **Returns:**
 
@@ -224,8 +265,8 @@ def drift(
 
     **Raises:**
 
-    What `jax.lax.scan` raises, and `TypeError` or `ValueError` if `block_size` or `drift_tol` is
-    not as above.
+    What `jax.lax.scan` raises, and `TypeError` or `ValueError` if `how` or `block_size` is not as
+    above.
 
     !!! Example
 
@@ -242,7 +283,9 @@ def drift(
         ```
     """
     codec = how if isinstance(how, Compressed) else None
-    Reversible.of(f, (lambda *_: None) if codec else how, drift_tol, False)
+    inverse = None if codec else Inverse.of(how)
+    if how is None:
+        raise mistyped("how", how, "a function, a jax_revolve.Inverse or a jax_revolve.Compressed")
     n: int = jax.tree.leaves(xs)[0].shape[0] if length is None else length
     k = equal_blocks(n, walked_blocks(n)).block_size
     k = min(k if block_size is None else check_integer("block_size", block_size, least=1), n)
@@ -252,8 +295,7 @@ def drift(
         return x[: n // k * k].reshape(n // k, k, *x.shape[1:])
 
     def most(leaf: Any) -> float:
-        given = drift_tol if codec is None or drift_tol is not None else codec.tolerance
-        return tolerance_of(leaf, given)
+        return tolerance_of(leaf, inverse.drift_tol if inverse else codec and codec.tolerance)
 
     def both_ways(start: Any, xs: Any) -> tuple[Any, Any]:
         def step(carry: Any, x: Any) -> Any:
@@ -263,7 +305,7 @@ def drift(
         def follow(reached: Any, inputs: Any) -> Any:
             before, after, x, y = inputs
             exact = before if codec is None else after
-            reached = how(reached, x, y) if callable(how) else f(reached, x)[0]
+            reached = inverse.fun(reached, x, y) if inverse else f(reached, x)[0]
             scales = jax.tree.map(lambda *ends: jnp.maximum(*map(scale_of, ends)), exact, end)
             drifts = jax.tree.leaves(jax.tree.map(drift_of, reached, exact, scales))
             leaves = zip(drifts, jax.tree.leaves(exact), strict=True)

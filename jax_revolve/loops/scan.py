@@ -9,7 +9,7 @@ from jax import lax
 from jax_revolve._compat.interpreters import filtered_traceback, is_traced_now
 from jax_revolve._compat.values import is_jit_disabled, is_traced
 from jax_revolve.autodiff.loop import run_loop
-from jax_revolve.loops.inverse import Reversible
+from jax_revolve.loops.inverse import Inverse, Reversible
 from jax_revolve.loops.options import LoopOptions
 from jax_revolve.progress.meters import ProgressMeter
 from jax_revolve.schedule.arguments import Memory, mistyped
@@ -34,15 +34,13 @@ def checkpointed_scan(
     unroll: int | bool = 1,
     _split_transpose: bool = False,
     *,
+    memory: Memory = None,
     checkpoints: Checkpoints = None,
     block_size: int | None = None,
-    memory: Memory = None,
     storage: Storage | None = None,
     plan: Plan | None = None,
     progress: bool | ProgressMeter = False,
-    inverse: Callable[[Carry, X, Y], Carry] | None = None,
-    drift_tol: float | None = None,
-    throw: bool = False,
+    inverse: Callable[[Carry, X, Y], Carry] | Inverse | None = None,
 ) -> tuple[Carry, Y]:
     """`jax.lax.scan` whose reverse pass stores `checkpoints` carries and recomputes the rest, with
     as few evaluations of `f` as any schedule that stores carries.
@@ -75,21 +73,21 @@ def checkpointed_scan(
 
     - `f`, `init`, `xs`, `length`, `reverse`, `unroll`: as `jax.lax.scan`. `unroll` applies where
         all steps run in order, as in an evaluation.
-    - `checkpoints`: the number of carries to store at once, the initial one included: an int >= 1.
-        `"all"` stores one for each block. More take more memory and less time; `jax_revolve.plan`
-        shows how much less.
+    - `memory`: the most bytes to hold: an int or a string such as `"512MB"` or `"2GiB"`. Covers
+        checkpoints, residuals, and the carry that the loop runs on. The budget excludes what every
+        gradient needs: xs, ys and their cotangents, cotangents of closed-over values, and the
+        temporaries of a single step. Under `jax.vmap` of a gradient it is for one example; in a
+        gradient of `jax.vmap` it is for all of them together. It is for one device inside
+        `jax.shard_map`, and where types carry the sharding (`AxisType.Explicit`); elsewhere it
+        counts whole arrays, sharded or not. The library chooses the plan with the smallest
+        predicted time; `jax_revolve.explain` shows the choices. Each further order of
+        differentiation takes as much again, except `jax.grad` of `jax.jvp`.
+    - `checkpoints`: instead of `memory`, the number of carries to store at once, the initial one
+        included: an int >= 1. `"all"` stores one for each block. More take more memory and less
+        time; `jax_revolve.plan` shows how much less.
     - `block_size`: the number of steps to tape together, an int >= 1: their residuals are kept at
         the same time, and checkpoints are between blocks. Longer blocks take more memory and fewer
         evaluations. With `checkpoints` alone, the default is 1.
-    - `memory`: instead of `checkpoints`, the most bytes to hold: an int or a string such as
-        `"512MB"` or `"2GiB"`. Covers checkpoints, residuals, and the carry that the loop runs on.
-        The budget excludes what every gradient needs: xs, ys and their cotangents, cotangents of
-        closed-over values, and the temporaries of a single step. Under `jax.vmap` of a gradient it
-        is for one example; in a gradient of `jax.vmap` it is for all of them together. It is for
-        one device inside `jax.shard_map`, and where types carry the sharding (`AxisType.Explicit`);
-        elsewhere it counts whole arrays, sharded or not. The library chooses the plan with the
-        smallest predicted time; `jax_revolve.explain` shows the choices. Each further order of
-        differentiation takes as much again, except `jax.grad` of `jax.jvp`.
     - `storage`: where further checkpoints are stored: a [`jax_revolve.HostMemory`][], which can
         limit the `memory` that they take there, or a [`jax_revolve.Disk`][]. `checkpoints` and
         `memory` then count the device alone. With `checkpoints=0`, a `HostMemory` holds all
@@ -108,13 +106,8 @@ def checkpointed_scan(
         `(6 * length) ** (1 / 3)` blocks, and all their carries are stored. `memory` limits how
         many there are, or how many are stored if `block_size` is given. What `f` loses, it can
         return in y, where `inverse` reads it; those ys are stored. Derivatives of any order work,
-        and use the derivative of `inverse`.
-    - `drift_tol`: how far the carry at the start of a block may be off once it is walked back,
-        relative to the largest entry of the leaf at either end: a number >= 0. Beyond it, all
-        cotangents of the example are NaN; in a gradient of `jax.vmap`, of all examples.
-        Integers must be exact. `None` is the square root of the dtype's epsilon; `math.inf` turns
-        the check off. [`jax_revolve.drift`][] measures what a loop needs.
-    - `throw`: whether to raise an error instead, at run time, which names the leaf and the step.
+        and use the derivative of `inverse`. Where the walk is off at an exact carry, cotangents are
+        NaN; an [`jax_revolve.Inverse`][] says from where on, and may make it an error.
 
     By default, checkpoints and block size are chosen as for `memory`, with a budget of about
     `sqrt(2 * length)` carries and the residuals of one step, with which no step is advanced more
@@ -138,7 +131,7 @@ def checkpointed_scan(
     - `RuntimeError` if gradients with checkpoints in the host's memory are wrong on this backend,
         which is tested once;
     - `TypeError` if `inverse` does not return a carry of the types of `init`; `ValueError` if the
-        carry has half precision and `drift_tol` is `None`, or if `block_size` is 1 with an
+        carry has half precision and `inverse` has no `drift_tol`, or if `block_size` is 1 with an
         `inverse`; `NotImplementedError` if `f` then uses mutable references, under interpreters
         such as `checkify`, and where a gradient is differentiated that would run nested scans;
     - `ValueError` if the loop has more than `2**31 - 2` steps: steps are counted in 32 bits, and
@@ -178,7 +171,7 @@ def checkpointed_scan(
         raise mistyped("unroll", unroll, "a bool or an int >= 0")
     given = checkpoints, block_size, memory, storage, plan, progress
     options = LoopOptions(*given, is_reversible=inverse is not None)
-    both = Reversible.of(f, inverse, drift_tol, throw)
+    both = Reversible.of(f, inverse)
 
     def scan() -> tuple[Carry, Y]:
         if both is None or is_jit_disabled():

@@ -14,7 +14,7 @@ from jax_revolve._compat.interpreters import filtered_traceback
 from jax_revolve._compat.jaxprs import source_of_function
 from jax_revolve._compat.values import as_array, int32, is_jit_disabled, vary, varying_axes
 from jax_revolve.autodiff.loop import run_counted, run_loop
-from jax_revolve.loops.inverse import Reversible
+from jax_revolve.loops.inverse import Inverse, Reversible
 from jax_revolve.loops.options import LoopOptions
 from jax_revolve.progress.meters import Listener, ProgressMeter
 from jax_revolve.schedule.arguments import Memory
@@ -34,16 +34,15 @@ def bounded_while_loop(
     init_val: Value,
     *,
     max_steps: int | None,
+    memory: Memory = None,
     checkpoints: Checkpoints = None,
     block_size: int | None = None,
-    memory: Memory = None,
     storage: Storage | None = None,
     plan: Plan | None = None,
     with_steps: Literal[False] = False,
     throw: bool = True,
     progress: bool | ProgressMeter = False,
-    inverse: Callable[[Value], Value] | None = None,
-    drift_tol: float | None = None,
+    inverse: Callable[[Value], Value] | Inverse | None = None,
 ) -> Value: ...
 
 
@@ -54,16 +53,15 @@ def bounded_while_loop(
     init_val: Value,
     *,
     max_steps: int | None,
+    memory: Memory = None,
     checkpoints: Checkpoints = None,
     block_size: int | None = None,
-    memory: Memory = None,
     storage: Storage | None = None,
     plan: Plan | None = None,
     with_steps: Literal[True],
     throw: bool = True,
     progress: bool | ProgressMeter = False,
-    inverse: Callable[[Value], Value] | None = None,
-    drift_tol: float | None = None,
+    inverse: Callable[[Value], Value] | Inverse | None = None,
 ) -> tuple[Value, jax.Array]: ...
 
 
@@ -74,16 +72,15 @@ def bounded_while_loop(
     init_val: Value,
     *,
     max_steps: int | None,
+    memory: Memory = None,
     checkpoints: Checkpoints = None,
     block_size: int | None = None,
-    memory: Memory = None,
     storage: Storage | None = None,
     plan: Plan | None = None,
     with_steps: bool = False,
     throw: bool = True,
     progress: bool | ProgressMeter = False,
-    inverse: Callable[[Value], Value] | None = None,
-    drift_tol: float | None = None,
+    inverse: Callable[[Value], Value] | Inverse | None = None,
 ) -> Value | tuple[Value, jax.Array]:
     """`jax.lax.while_loop` with a bound of `max_steps` steps, differentiable in both modes and to
     any order. A loop that reaches its bound raises an error at run time, unless `throw=False`.
@@ -139,10 +136,9 @@ def bounded_while_loop(
         `equinox.error_if`: one evaluation of `cond_fun`, one pass over the results and a callback
         that runs only on failure. With `False` the loop returns its current value; the gradient is
         the truncated loop's. `jax.export` cannot serialize the callback, and needs `False`.
-    - `inverse`, `drift_tol`: as [`jax_revolve.checkpointed_scan`][], where `inverse(value)`
-        returns the value before a step. With `throw`, an inverse that is off is an error, too. A
-        gradient of `jax.vmap` of such a loop is refused: take `jax.vmap` of the gradient, which
-        walks back the steps that each example takes.
+    - `inverse`: as [`jax_revolve.checkpointed_scan`][], where `inverse(value)` returns the value
+        before a step. A gradient of `jax.vmap` of such a loop is refused: take `jax.vmap` of the
+        gradient, which walks back the steps that each example takes.
     - `progress`: as [`jax_revolve.checkpointed_scan`][]. The forward bar does not show the time
         left, because the number of steps is unknown; the reverse bar does.
 
@@ -206,9 +202,8 @@ def bounded_while_loop(
             if throw and max_steps == steps:
                 value = _raise_if(jnp.asarray(cond_fun(value)), value, steps, body_fun)
             return (value, jnp.int32(steps)) if with_steps else value
-    if inverse is not None or drift_tol is not None:  # the loop counts its steps
-        both = Reversible.of(body_fun, inverse, drift_tol, throw, cond_fun)
-        assert both is not None  # or its error is raised
+    both = Reversible.of(body_fun, inverse, cond_fun)
+    if both is not None:  # the loop counts its steps
         start = int32(0), init_val
         steps, value = run_from(
             (start, start),

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from functools import wraps
-from math import isfinite
+from math import inf, isfinite
 from numbers import Integral, Real
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -75,6 +75,12 @@ def check_number(name: str, value: object, *, least: float, allowed: str) -> flo
     if not isfinite(value) or value < least:
         raise ValueError(f"{name} must be {allowed}, but is {value!r}.")
     return float(value)
+
+
+def check_drift_tol(value: object) -> None:
+    if value not in (None, inf):
+        allowed = "a number >= 0, math.inf included, or None"
+        check_number("drift_tol", value, least=0, allowed=allowed)
 
 
 def called_as(example: str) -> Callable[[AnyFunction], AnyFunction]:

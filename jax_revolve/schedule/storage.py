@@ -6,13 +6,13 @@
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import inf
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from jax_revolve.profiles.profile import Profile
 from jax_revolve.schedule.arguments import (
     Memory,
+    check_drift_tol,
     check_integer,
     check_number,
     mistyped,
@@ -203,9 +203,7 @@ class Compressed:
         if not (is_pair or (isinstance(pair, str) and pair in TOLERANCES)):
             allowed = f"one of {', '.join(map(repr, TOLERANCES))} or a pair (encode, decode)"
             raise mistyped("format", pair, allowed)
-        if self.drift_tol not in (None, inf):
-            allowed = "a number >= 0, math.inf included, or None"
-            check_number("drift_tol", self.drift_tol, least=0, allowed=allowed)
+        check_drift_tol(self.drift_tol)
         if not isinstance(self.storage, Place | None):
             raise mistyped("storage", self.storage, "None, a HostMemory or a Disk")
 

@@ -18,6 +18,7 @@ from support.oracles import with_reverse_rule
 from jax_revolve import (
     Disk,
     HostMemory,
+    Inverse,
     bounded_while_loop,
     checkpointed_fori_loop,
     checkpointed_scan,
@@ -181,8 +182,8 @@ def test_an_error_says_where() -> None:
     _, _, p, init = SYSTEMS["leapfrog"]
 
     def run(**how: Any) -> Any:
-        inverse = partial(wrong_leapfrog, p)
-        scan = partial(checkpointed_scan, inverse=inverse, block_size=4, checkpoints=3, **how)
+        inverse = Inverse(partial(wrong_leapfrog, p), **how)
+        scan = partial(checkpointed_scan, inverse=inverse, block_size=4, checkpoints=3)
         return jax.grad(lambda q: jnp.sum(scan(partial(leapfrog, p), (q, init[1]), None, N)[0][1]))
 
     wanted = r"(?s)step of leapfrog at .*drift_tol=1.5e-08.* step \d, carry\[1\] differs .* by 0.0"
@@ -467,7 +468,8 @@ def test_drift() -> None:
         assert jnp.all((found.drift > 1e-9) & (found.drift < 1e-5))
     exact = drift(f, lambda c, x, y: 2 * (c - x), jnp.ones(3), jnp.ones(40))
     assert exact.largest_block == 8
-    loose = drift(f, inverse, jnp.ones(3), jnp.ones(40), block_size=8, drift_tol=1e-3)
+    tolerant = Inverse(inverse, drift_tol=1e-3)
+    loose = drift(f, tolerant, jnp.ones(3), jnp.ones(40), block_size=8)
     assert found.largest_block < loose.largest_block == 8
 
 
@@ -482,8 +484,6 @@ def test_what_is_refused() -> None:
         ({"block_size": 1}, ValueError, "block_size must be at least 2 where an inverse"),
         ({"plan": plan(N, 3)}, ValueError, "block_size must be at least 2"),
         ({"inverse": 3}, TypeError, "inverse must be a function"),
-        ({"drift_tol": -1}, ValueError, "drift_tol must be a number >= 0"),
-        ({"inverse": None, "drift_tol": 0.1}, ValueError, "drift_tol must be None"),
         ({"inverse": lambda *_: (x, x)}, TypeError, "inverse must return a carry of the structure"),
         (
             {"inverse": lambda *_: x[:2]},
@@ -491,13 +491,21 @@ def test_what_is_refused() -> None:
             r"carry is float64\[2\] rather than float64\[3\]",
         ),
         ({"inverse": lambda *_: 1j * x}, TypeError, "carry is complex128"),
-        ({"x": x.astype(jnp.bfloat16)}, ValueError, "drift_tol must be given where the carry"),
+        ({"x": x.astype(jnp.bfloat16)}, ValueError, "its drift_tol is None and carry has"),
         ({"memory": 30}, ValueError, "memory must be at least"),
         ({"memory": "1MB", "storage": HostMemory()}, ValueError, "block_size must be given where"),
     ):
         with pytest.raises(error, match=message):
             jax.grad(lambda x, how=how: jnp.sum(scan(**{**how, "x": x})))(how.get("x", x))
-    assert scan(x=x.astype(jnp.bfloat16), drift_tol=0.1).dtype == jnp.bfloat16
+    tolerant = Inverse(inverse, drift_tol=0.1)
+    assert scan(x=x.astype(jnp.bfloat16), inverse=tolerant).dtype == jnp.bfloat16
+    for call, error, message in (
+        (lambda: Inverse(inverse, -1), ValueError, "drift_tol must be a number >= 0"),
+        (lambda: Inverse(3), TypeError, "fun must be a function"),  # pyright: ignore[reportArgumentType]
+        (lambda: drift(f, None, x, length=N), TypeError, "how must be"),  # pyright: ignore[reportArgumentType]
+    ):
+        with pytest.raises(error, match=message):
+            call()
 
     reference = jax.new_ref(0.0)
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_revolve import HostMemory, checkpointed_scan
+from jax_revolve import HostMemory, Inverse, checkpointed_scan
 
 Function = Callable[[Any, Any, Any], Any]
 """Of the parameters, another part of the state, and x."""
@@ -143,7 +143,8 @@ def run(seed: int) -> None:
         f = partial(step, p)
         how: dict[str, Any] = {"length": length, "reverse": reverse}
         if is_ours:
-            how |= {"inverse": lambda c, x, y: back(p, c, x, y), "drift_tol": 1e-6, **options}
+            inverse = Inverse(lambda c, x, y: back(p, c, x, y), drift_tol=1e-6)
+            how |= {"inverse": inverse, **options}
         end, ys = (checkpointed_scan if is_ours else lax.scan)(f, start, inputs, **how)
         total = sum(jnp.sum(jnp.sin(x)) for x in end["parts"]) + jnp.sum(end["kept"])
         floats = [y for y in jax.tree.leaves(ys) if jnp.issubdtype(y.dtype, jnp.floating)]
