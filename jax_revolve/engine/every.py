@@ -94,7 +94,9 @@ class Every(Way):
                 ahead = sweep.at(slot_of(jnp.maximum(part - 1, 0)), state)
             else:
                 restarted, ahead = sweep.at(slot_of(part), state), None
-            restarted = sweep.restart(restarted, first, state)
+            # Histories are in the first block after this part, or before.
+            most = level.size + self.plan.block_size
+            restarted = sweep.restart(restarted, first, state, most)
             if inner is None:
                 return ahead, sweep.reverse_block(restarted, first, state)
             restarted, slots = inner.fill(sweep, first, restarted, state.slots)

@@ -299,10 +299,13 @@ class Reverse(NamedTuple):
         start = self.steps.initial() if state.start is None else state.start
         return at_slot(state.slots, slot, start)
 
-    def restart(self, checkpoint: list[Any], block: Any, state: State) -> list[Any]:
-        """What steps go on from at the checkpoint that enters a block: histories are undone."""
+    def restart(
+        self, checkpoint: list[Any], block: Any, state: State, most: int | None = None
+    ) -> list[Any]:
+        """What steps go on from at the checkpoint that enters a block: histories are undone, over
+        `most` steps if that is known."""
         past, reached = state.past
-        return [*checkpoint, *self.steps.before(past, reached, self.block.size * block)]
+        return [*checkpoint, *self.steps.before(past, reached, self.block.size * block, most)]
 
     def reached(self, restarted: list[Any], step: Any) -> tuple[list[Any], Reached]:
         """A checkpoint, and the histories, which have reached this step."""

@@ -212,8 +212,16 @@ class Journal:
                 pairs.append((eqn, [each for each in jaxpr.eqns[:i] if reads(each, array)]))
         return run_reads_first(ClosedJaxpr(jaxpr, closed.consts), pairs, *inputs)
 
-    def before(self, operands: Operands, histories: list[Any], entries: list[Any], at: Any) -> Any:
-        """The histories before step number `at`, from those after it and what the step logged."""
+    def before(
+        self,
+        operands: Operands,
+        histories: list[Any],
+        entries: list[Any],
+        at: Any,
+        goes_on: Any = None,
+    ) -> list[Any]:
+        """The histories before step number `at`, from those after it and what the step logged; the
+        same as they are unless it `goes_on`."""
         values = dict(zip(self._logged, entries, strict=False))
         values.update(zip(self._known, self._indices(operands, at), strict=True))
         old, undone = iter(entries[len(self._logged) :]), list[Any]()
@@ -221,6 +229,8 @@ class Journal:
             # The last write first: each has the entries of the version that it wrote to.
             for eqn, entries in reversed([(eqn, next(old)) for eqn in equations]):
                 given = [v.val if is_literal(v) else values[v] for v in indices(eqn, eqn.invars)]
+                if goes_on is not None:
+                    entries = lax.select(goes_on, entries, entries_at(eqn, leaf, given))
                 leaf = with_entries(eqn, leaf, given, entries)
             undone.append(leaf)
         return undone

@@ -114,22 +114,34 @@ class Steps(NamedTuple):
             log = write(log, y[len(y) - size :], self.loop.entry(step))
         return [*pick(carry, self.kept), *self.past(carry, log)]
 
-    def before(self, past: list[Any], start: Any, stop: Any) -> list[Any]:
+    def before(self, past: list[Any], start: Any, stop: Any, most: int | None = None) -> list[Any]:
         """The histories before step `stop` with their journal, from the same before step `start`,
-        which is later."""
+        which is later, by `most` steps if that is given. The loop is then static: an iteration too
+        many writes what is there."""
         journal = self.journal
         if journal is None:
             return past
         histories, log = past[: -journal.size], past[-journal.size :]
 
-        def back(state: tuple[Any, list[Any]]) -> tuple[Any, list[Any]]:
-            at = lax.sub(state[0], np.int32(1))
+        def back(at: Any, histories: list[Any], goes_on: Any = None) -> list[Any]:
             entries = read(log, self.loop.entry(at))
-            return at, journal.before(self.operands, state[1], entries, at)
+            return journal.before(self.operands, histories, entries, at, goes_on)
 
+        def one(state: tuple[Any, list[Any]]) -> tuple[Any, list[Any]]:
+            at = lax.sub(state[0], np.int32(1))
+            return at, back(at, state[1])
+
+        def one_of_most(i: Any, histories: list[Any]) -> list[Any]:
+            at = lax.sub(lax.sub(start, np.int32(1)), i)
+            return back(lax.max(at, np.int32(0)), histories, lax.ge(at, stop))
+
+        if isinstance(start, int) and isinstance(stop, int):
+            most = start - stop
         start, stop = (jnp.asarray(i, jnp.int32) for i in (start, stop))
+        if most is not None:
+            return [*for_loop(0, most, one_of_most, histories), *log]
         is_after = lambda state: lax.gt(state[0], stop)  # noqa: E731
-        return [*lax.while_loop(is_after, back, (start, histories))[1], *log]
+        return [*lax.while_loop(is_after, one, (start, histories))[1], *log]
 
     def step_again(self, restarted: list[Any], step: Any) -> list[Any]:
         """What steps go on from after a step, from the same before it."""

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 from jax import lax
 from parity.transformations import ALL
@@ -16,7 +17,7 @@ from support.evaluations import steps_executed, steps_of
 from support.oracles import assert_same
 from support.sharded_programs import arrays, program
 
-from jax_revolve import HostMemory, checkpointed_scan, plan
+from jax_revolve import HostMemory, checkpointed_scan, explain, plan
 from jax_revolve.profiles import in_force
 
 quickly = pytest.mark.usefixtures("compile_quickly", "default_precision")
@@ -82,8 +83,8 @@ STATIC: list[dict[str, Any]] = [
 ]
 
 
-def check_static(function: Callable[..., Any], platform: str) -> None:
-    text = lowered(function, platform, *arrays(100))
+def check_static(function: Callable[..., Any], platform: str, *args: Any) -> None:
+    text = lowered(function, platform, *(args or arrays(100)))
     conditions = WHILE.findall(text)
     assert conditions
     assert all("stablehlo.constant" in condition for condition in conditions)
@@ -98,6 +99,23 @@ def test_a_static_plan_has_no_loop_of_unknown_length_and_no_branch(
     options: dict[str, Any], platform: str
 ) -> None:
     check_static(jax.grad(program(partial(checkpointed_scan, **options)), (0, 1, 2)), platform)
+
+
+@pytest.mark.unchecked
+@pytest.mark.usefixtures("default_precision")
+@pytest.mark.parametrize("options", STATIC, ids=str)
+def test_undoing_histories_is_static(options: dict[str, Any]) -> None:
+    def loss(x: Any) -> Any:
+        def step(carry: Any, i: Any) -> Any:
+            u, past = carry
+            return (jnp.sin(u + past[i]), past.at[i + 5].set(u)), None
+
+        start = x, jnp.zeros((105, *x.shape))
+        return jnp.sum(checkpointed_scan(step, start, jnp.arange(100), **options)[0][1])
+
+    if options.get("checkpoints") != 0:
+        assert explain(loss)(jnp.ones(3)).loops[0].sizes.journal
+    check_static(jax.grad(loss), "cuda", jnp.ones(3))
 
 
 @pytest.mark.parametrize("options", [{"checkpoints": 6}, {"checkpoints": 5, "block_size": 3}])
