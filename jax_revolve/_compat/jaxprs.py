@@ -138,6 +138,6 @@ def owner_of_rule(eqn: Any) -> Any:
         if not inspect.isfunction(rule):
             return None
         around = inspect.getclosurevars(rule).nonlocals
-        if not rule.__module__.startswith("jax."):
+        if not (rule.__module__ or "").startswith("jax."):
             return around.get("self")
         rule = around.get("bwd")

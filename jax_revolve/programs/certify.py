@@ -24,7 +24,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.tree_util import keystr, tree_flatten_with_path
-from scipy.special import chdtri
 
 from jax_revolve._compat.interpreters import filtered_traceback
 from jax_revolve._compat.values import is_traced, pick, substitute
@@ -248,6 +247,8 @@ def _dot(gradient: Any, tangent: Any) -> Any:
 
 def _estimate(given: Any, exact: Any, norm: Any, **parts: Any) -> Certificate:
     """From the products of a gradient of this norm, and of the exact one, with the directions."""
+    from scipy.special import chdtri
+
     total = jnp.linalg.norm(given - exact)
     divisors = given.size, *(chdtri(given.size, tail) for tail in (TAIL, 1 - TAIL))
     error, low, high = (jnp.where(total == 0, 0, total / (norm * n**0.5)) for n in divisors)

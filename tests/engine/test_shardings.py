@@ -453,12 +453,17 @@ IN_EVERY_CAST_RUN = {
 @pytest.mark.skipif(
     jax.__version_info__ < (0, 12), reason="JAX 0.10 refuses the indices of lax.scan itself"
 )
-@pytest.mark.parametrize("is_on", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("is_on", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize(
     ("loop", "derivative"),
     [
-        pytest.param(*pair, marks=[] if pair in IN_EVERY_CAST_RUN else pytest.mark.slow)
-        for pair in product(CAST, [*DERIVATIVES, "grad_of_examples"])
+        pytest.param(
+            *pair,
+            marks=[]
+            if pair in IN_EVERY_CAST_RUN
+            else (pytest.mark.slow, pytest.mark.exhaustive)[number % 2],
+        )
+        for number, pair in enumerate(product(CAST, [*DERIVATIVES, "grad_of_examples"]))
     ],
 )
 def test_programs_that_cast_what_varies(loop: str, derivative: str, is_on: bool) -> None:

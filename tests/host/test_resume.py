@@ -60,9 +60,11 @@ def test_ends_anywhere(name: str, apart: int | None, monkeypatch: Patch, tmp_pat
         shutil.rmtree(directory)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", WORKLOADS)
-@pytest.mark.parametrize("kills", [2, 50])
+@pytest.mark.parametrize(
+    "kills",
+    [pytest.param(10, marks=pytest.mark.slow), pytest.param(50, marks=pytest.mark.exhaustive)],
+)
 def test_killed_at_random_moments(name: str, kills: int, tmp_path: Path) -> None:
     """Several runs, if one does not take that many."""
     draw, killed, results, seconds = random.Random(kills), 0, set[bytes](), 0.5

@@ -174,3 +174,24 @@ def test_new_scans_are_named() -> None:
             jax.eval_shape(checkpoint_loops(sines), X)
         with pytest.raises(NotImplementedError, match="jax_scan3=True"):
             jax.jit(lambda x: checkpointed_scan(lambda c, _: (jnp.sin(c), None), x, length=3))(X)
+
+
+def test_rules_of_functions_without_a_module() -> None:
+    """As of code that `exec` runs."""
+
+    @jax.custom_vjp
+    def twice(x: Any) -> Any:
+        return 2 * jnp.sin(x)
+
+    def backward(x: Any, ct: Any) -> Any:
+        return (2 * jnp.cos(x) * ct,)
+
+    backward.__module__ = None  # pyright: ignore[reportAttributeAccessIssue]
+    twice.defvjp(lambda x: (twice(x), x), backward)
+    step = lambda c, _: (twice(c), None)  # noqa: E731
+    loss = lambda x, scan: scan(step, x, None, 4)[0]  # noqa: E731
+    for run in (
+        lambda x: loss(x, checkpointed_scan),
+        checkpoint_loops(lambda x: loss(x, lax.scan)),
+    ):
+        assert jnp.allclose(jax.grad(run)(0.3), jax.grad(loss)(0.3, lax.scan))

@@ -19,7 +19,7 @@ from programs.running import Refused, check
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
-FIRST, FEW, MANY = 700_000, 12, 50
+FIRST, FEW, MANY = 700_000, 12, 26
 CHOSEN = """
      14   21   34   61   68   95  110  122  131  154  168  180  197  238  268  291  333  367  386
     416  448  485  525  548  576  623  652  686  717  741  774  810  839  870  906  932  966  992
@@ -40,6 +40,11 @@ FIRST_BY_HOST, FEW_BY_HOST, ROOM = 900_000, 2, 25
 """After so many programs a process has no room for what they compiled."""
 
 
+def marks_of(index: int) -> Any:
+    """The first few are quick, and of the others every second one is slow."""
+    return [] if index < FEW else pytest.mark.slow if index % 2 else pytest.mark.exhaustive
+
+
 @contextmanager
 def skipped_if_refused(program: Program) -> Iterator[None]:
     print(program)
@@ -52,7 +57,7 @@ def skipped_if_refused(program: Program) -> Iterator[None]:
 @pytest.mark.parametrize(
     "seed",
     [
-        pytest.param(FIRST + n, marks=[] if i < FEW and n not in LONG else pytest.mark.slow)
+        pytest.param(FIRST + n, marks=marks_of(i) if n not in LONG else pytest.mark.slow)
         for i, n in enumerate(map(int, CHOSEN.split()))
     ],
 )
