@@ -270,7 +270,11 @@ def _fewer(results: Results) -> str:
 
 
 def _error(of: Callable[[Any], float]) -> Callable[[Any], str]:
-    return lambda run: f"{of(run):.1e}".replace("e-0", "e-").replace("e+0", "e")
+    def cell(run: Any) -> str:
+        text = f"{of(run):.1e}"
+        return "NaN" if text == "nan" else text.replace("e-0", "e-").replace("e+0", "e")
+
+    return cell
 
 
 TABLES = {
