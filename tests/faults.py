@@ -143,8 +143,8 @@ an example that is done writes: loops/test_while_loop.py -k write_nothing
 # Histories
 
 the first of two writes is undone first: step/test_journal.py -k each_write
-- for eqn, entries in reversed([(eqn, next(old)) for eqn in equations]):
-+ for eqn, entries in [(eqn, next(old)) for eqn in equations]:
+- for eqn, were in reversed([(eqn, next(old)) for eqn in equations]):
++ for eqn, were in [(eqn, next(old)) for eqn in equations]:
 
 a block tells the wrong place of the histories: step/test_journal.py -k each_plan
 - reached = end, start + count

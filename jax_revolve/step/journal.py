@@ -227,11 +227,11 @@ class Journal:
         old, undone = iter(entries[len(self._logged) :]), list[Any]()
         for leaf, equations in zip(histories, pick(self._writes, self.mask), strict=True):
             # The last write first: each has the entries of the version that it wrote to.
-            for eqn, entries in reversed([(eqn, next(old)) for eqn in equations]):
+            for eqn, were in reversed([(eqn, next(old)) for eqn in equations]):
                 given = [v.val if is_literal(v) else values[v] for v in indices(eqn, eqn.invars)]
                 if goes_on is not None:
-                    entries = lax.select(goes_on, entries, entries_at(eqn, leaf, given))
-                leaf = with_entries(eqn, leaf, given, entries)
+                    were = lax.select(goes_on, were, entries_at(eqn, leaf, given))
+                leaf = with_entries(eqn, leaf, given, were)
             undone.append(leaf)
         return undone
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 from functools import partial, reduce
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -186,7 +186,7 @@ def test_rules_of_functions_without_a_module() -> None:
     def backward(x: Any, ct: Any) -> Any:
         return (2 * jnp.cos(x) * ct,)
 
-    backward.__module__ = None  # pyright: ignore[reportAttributeAccessIssue]
+    backward.__module__ = cast(Any, None)
     twice.defvjp(lambda x: (twice(x), x), backward)
     step = lambda c, _: (twice(c), None)  # noqa: E731
     loss = lambda x, scan: scan(step, x, None, 4)[0]  # noqa: E731
