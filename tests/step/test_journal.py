@@ -119,6 +119,7 @@ def logged(fun: Callable[..., Any], *arguments: Any) -> int:
     return explain(fun)(*arguments).loops[0].sizes.journal
 
 
+@pytest.mark.unchecked
 @pytest.mark.parametrize(("number", "write"), list(enumerate(WRITES)))
 def test_each_write_is_undone(number: int, write: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not without the undo."""
@@ -283,6 +284,7 @@ def test_a_long_loop_over_a_small_history_has_no_journal() -> None:
     assert not logged(partial(loss, length=100), X)
 
 
+@pytest.mark.unchecked
 @pytest.mark.usefixtures("default_precision")
 @pytest.mark.parametrize("how", [{"checkpoints": 10}, {"checkpoints": 10, "block_size": 8}])
 def test_a_delay_line_is_held_once_and_never_copied(how: dict[str, Any]) -> None:
