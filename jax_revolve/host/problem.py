@@ -4,9 +4,8 @@
 its steps and plan.
 """
 
-import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +28,7 @@ from jax_revolve.schedule.actions import Action, Advance, Tape
 from jax_revolve.schedule.arguments import check_integer, readable
 from jax_revolve.schedule.options import Options
 from jax_revolve.schedule.plan import Plan
-from jax_revolve.schedule.storage import Place
+from jax_revolve.schedule.storage import Disk, Place
 from jax_revolve.step.cpu import with_windows_apart
 from jax_revolve.step.linearized import find_activity, linearized
 from jax_revolve.step.loop import Loop, Mask, Operands
@@ -145,16 +144,22 @@ class Problem(NamedTuple):
         """What must be the same for a saved run to resume."""
         operands, fetched = self.operands, self.fetched
         check_known(self.step.calls, self.asked["version"])
-        own = repr(os.fspath(self.directory or ""))  # also of a storage on disk
         return {
             "step": self.step.text,
             "inputs": digest_of_arrays([*operands.consts, *operands.carry, *operands.xs]),
             "slices of xs": digest_of_arrays(fetched.example if fetched else ()),
             "derivatives": digest(self.derivatives),
-            **{name: repr(value).replace(own, "directory") for name, value in self.asked.items()},
+            **{name: repr(_anywhere(value)) for name, value in self.asked.items()},
             "version of JAX": jax.__version__,
             "devices or processes": digest_of_devices(processes),
         }
+
+
+def _anywhere(option: Any) -> Any:
+    """An option without the directory of the run, which is that of its storage on disk, too."""
+    if isinstance(option, Plan):
+        return replace(option, storage=_anywhere(option.storage))
+    return replace(option, directory="/") if isinstance(option, Disk) else option
 
 
 @dataclass
