@@ -313,6 +313,13 @@ OWN: dict[str, Any] = {
 }
 
 
+rules_are_no_objects = pytest.mark.skipif(
+    getattr(jax.config, "jax_custom_vjp3", False),
+    reason="such objects run as in jax.lax: test_such_a_rule_as_an_object_is_as_in_lax",
+)
+
+
+@rules_are_no_objects
 @pytest.mark.parametrize("function", OWN.values(), ids=OWN)
 def test_references_of_a_rule_that_are_its_own(function: Any) -> None:
     """They were counted as used. The loop has checkpoints, or this would raise an error."""
@@ -329,6 +336,7 @@ def test_references_of_a_rule_that_are_its_own(function: Any) -> None:
         np.testing.assert_allclose(found, [jax.grad(of_lax)(a) for a in both], rtol=1e-12)
 
 
+@rules_are_no_objects
 @pytest.mark.parametrize("function", [in_reverse, in_forward])
 def test_second_derivatives_of_such_a_rule(function: Any) -> None:
     def twice(scan: Any, x: Any) -> Any:
