@@ -44,7 +44,8 @@ def checked(
     steps: Steps, plan: Plan, cotangents: Cotangents, result: Operands, *, is_plain: bool
 ) -> Operands:
     """The result of a reverse sweep, with an error at run time if the plain pullback differs. It
-    `is_plain` unless the loop was linearized again."""
+    `is_plain` unless the loop was linearized again. What rules log, after the cotangents of the
+    xs, is compared with nothing."""
     loop = steps.loop
     if loop.condition is None and is_plain:
         expected = _pull_back_plain(steps, cotangents)
@@ -58,7 +59,10 @@ def checked(
         name = jax.tree_util.keystr(path).removeprefix(".")  # carry[0]
         return raise_if(_differs(found, wanted), found, f"{VARIABLE}: {name} of {where} is wrong.")
 
-    return jax.tree.map_with_path(raised, result, expected)
+    count = len(expected.xs)
+    result, logs = result._replace(xs=result.xs[:count]), result.xs[count:]
+    result = jax.tree.map_with_path(raised, result, expected)
+    return result._replace(xs=[*result.xs, *logs])
 
 
 def _pull_back_plain(steps: Steps, cotangents: Cotangents) -> Operands:

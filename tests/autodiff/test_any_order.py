@@ -386,6 +386,7 @@ def test_second_derivatives_with_files(derivative: str, tmp_path: Path) -> None:
     assert_like_lax(final, derived, jnp.linspace(0.2, 1, 3), scan=ours, rtol=1e-5)
 
 
+@pytest.mark.unchecked
 def test_what_second_derivatives_hold() -> None:
     """As the page on budgets says: a budget once, twice, or up to four times."""
     loss = stencil(partial(checkpointed_scan, memory="4MB"), 1000)

@@ -81,6 +81,7 @@ EFFECTS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.unchecked
 @pytest.mark.parametrize("effect", EFFECTS.values(), ids=EFFECTS)
 def test_effects_happen_as_often_as_steps_run(effect: Any) -> None:
     def run(scan: Any, x: Any) -> Any:
@@ -98,6 +99,7 @@ def test_effects_happen_as_often_as_steps_run(effect: Any) -> None:
     assert times(lambda x: (jax.grad(f)(x), x)[1]) == plan(LENGTH, 2).evaluations
 
 
+@pytest.mark.unchecked
 def test_what_an_effect_returns_is_read_once() -> None:
     """It depends on no input, so it was computed once more, for all steps. Here no step runs again,
     so that each number is used as it came."""
