@@ -248,7 +248,7 @@ def test_a_full_disk_of_checkpoints(disk: Any, tmp_path: Path) -> None:
         run = jax.jit(run) if scan is checkpointed_scan else run
         resize(2 * LARGE.nbytes + 8192)
         with pytest.raises(error, match=r"checkpoint of 200000 bytes could .* \d+ bytes are free"):
-            run(LARGE)
+            jax.block_until_ready(run(LARGE))
         del error
         assert not list((tmp_path / "disk").glob("*/*.*"))
         resize(4 * LARGE.nbytes)
