@@ -17,13 +17,13 @@ import numpy as np
 import jax_revolve
 from jax_revolve import bounded_while_loop, checkpointed_scan
 
-OF_DIFFRAX = {"jax_revolve.integrations.diffrax", "jax_revolve.integrations._stages"}
+OF_EXTRAS = {f"jax_revolve.integrations.{name}" for name in ("diffrax", "optimistix", "_stages")}
 
 
 def import_everything() -> None:
     assert Path(jax_revolve.__file__).is_relative_to(sys.prefix), jax_revolve.__file__
     names = {m.name for m in pkgutil.walk_packages(jax_revolve.__path__, "jax_revolve.")}
-    for name in {*names, "jax_revolve.examples.tsunami"} - OF_DIFFRAX:
+    for name in {*names, "jax_revolve.examples.tsunami"} - OF_EXTRAS:
         import_module(name)
 
 
@@ -51,6 +51,7 @@ def run_commands() -> None:
         ("jax_revolve --help", 0, "--refinement"),
         ("jax_revolve", 2, "error: this needs "),
         ("jax_revolve.integrations.diffrax", 1, 'pip install "diffrax>=0.6.2"'),
+        ("jax_revolve.integrations.optimistix", 1, "pip install optimistix"),
     ):
         command = [sys.executable, "-I", "-W", "error", "-m", *arguments.split()]
         done = subprocess.run(command, capture_output=True, text=True)
