@@ -22,17 +22,18 @@ from jax_revolve.schedule.storage import Disk, Storage, check_storage
 from jax_revolve.storage.files import folder_in
 
 Carry = TypeVar("Carry")
+Y = TypeVar("Y")
 
 
 def host_scan(
-    f: Callable[[Carry, Any], tuple[Carry, Any]],
+    f: Callable[[Carry, Any], tuple[Carry, Y]],
     init: Carry,
     xs: Any = None,
     length: int | None = None,
     reverse: bool = False,
     *,
-    checkpoints: Checkpoints = None,
     memory: Memory = None,
+    checkpoints: Checkpoints = None,
     storage: Storage | None = None,
     plan: Plan | None = None,
     consume: Callable[[int, Any], None] | None = None,
@@ -40,7 +41,7 @@ def host_scan(
     save_every: float = 60.0,
     version: str | int | None = None,
     progress: bool | ProgressMeter = False,
-) -> tuple[Carry, Any]:
+) -> tuple[Carry, Y]:
     """`jax.lax.scan` as a loop in Python over a compiled step, whose reverse pass stores
     `checkpoints` carries and recomputes the rest. A run with a `directory` goes on where it
     stopped, bit for bit, even if its process was killed.
@@ -64,7 +65,7 @@ def host_scan(
         the last pullback. Or a function `i -> x`, which is called whenever step `i` runs, one step
         ahead, while the device computes. It may fill and return one NumPy array each time. It is
         not differentiated. `length` is then needed.
-    - `checkpoints`, `memory`, `storage`, `plan`: as [`jax_revolve.checkpointed_scan`][]. Blocks
+    - `memory`, `checkpoints`, `storage`, `plan`: as [`jax_revolve.checkpointed_scan`][]. Blocks
         have a single step.
     - `consume`: a function `consume(i, y)`, called in the forward sweep with each y, as NumPy
         arrays, in the order of the steps. The result then has `None` for ys.
@@ -128,9 +129,10 @@ def host_scan(
     if directory is not None and version is None and is_function(xs):
         raise needs_version("xs is a function")
     call = trace(f, init, xs, length, reverse)
+    no_ys: Any = None  # typed as ys, which everybody else reads
     if call.length == 0:
         carry, ys = lax.scan(f, init, xs, length, reverse)
-        return carry, ys if consume is None else None
+        return carry, ys if consume is None else no_ys
     asked: dict[str, Any] = {"checkpoints": checkpoints, "memory": memory, "storage": storage}
     asked |= {"plan": plan, "length": call.length, "reverse": reverse, "version": version}
     call = call._replace(
@@ -143,7 +145,7 @@ def host_scan(
     )
     carry, ys = run(call)
     carry = jax.tree.unflatten(call.carry_tree, carry)
-    return carry, jax.tree.unflatten(call.y_tree, ys) if consume is None else None
+    return carry, jax.tree.unflatten(call.y_tree, ys) if consume is None else no_ys
 
 
 def _check(

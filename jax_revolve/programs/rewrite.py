@@ -60,8 +60,8 @@ def checkpoint_loops(
     fun: Callable[P, R],
     /,
     *,
-    checkpoints: Checkpoints = None,
     memory: Memory = None,
+    checkpoints: Checkpoints = None,
     min_length: int | None = None,
     max_steps: MaxSteps = None,
     where: Where | None = None,
@@ -71,8 +71,8 @@ def checkpoint_loops(
 @overload
 def checkpoint_loops(
     *,
-    checkpoints: Checkpoints = None,
     memory: Memory = None,
+    checkpoints: Checkpoints = None,
     min_length: int | None = None,
     max_steps: MaxSteps = None,
     where: Where | None = None,
@@ -84,8 +84,8 @@ def checkpoint_loops(
     fun: Callable[..., Any] | None = None,
     /,
     *,
-    checkpoints: Checkpoints = None,
     memory: Memory = None,
+    checkpoints: Checkpoints = None,
     min_length: int | None = None,
     max_steps: MaxSteps = None,
     where: Where | None = None,
@@ -116,8 +116,7 @@ def checkpoint_loops(
     **Arguments:**
 
     - `fun`: the function. Without it, the result is a decorator.
-    - `checkpoints`: for each loop, as [`jax_revolve.checkpointed_scan`][].
-    - `memory`: instead of `checkpoints`, the most bytes for all loops together: an int or a string
+    - `memory`: the most bytes for all loops together: an int or a string
         such as `"512MB"`. The library chooses the plans with the smallest predicted time together.
         Loops of this library in `fun` keep their plans, whose memory counts, too. The checkpoints
         of an inner loop are multiplied by the outer block size or, in a loop that is left alone, by
@@ -125,6 +124,7 @@ def checkpoint_loops(
         The budget covers the same as in [`jax_revolve.checkpointed_scan`][]. Plans are chosen where
         the result is differentiated, for what is, and for one example under `jax.vmap` of it. With
         mutable references, they are for all arguments that can be differentiated.
+    - `checkpoints`: instead of `memory`, for each loop, as [`jax_revolve.checkpointed_scan`][].
     - `min_length`: scans of fewer steps are left alone: an int >= 1, by default 16, or 2 with
         `memory`. While loops are not compared with it.
     - `max_steps`: a bound for while loops, as [`jax_revolve.bounded_while_loop`][] with
