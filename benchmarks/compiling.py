@@ -189,7 +189,7 @@ TABLES = {
         " seconds of tracing, lowering and compiling it (`benchmarks/compiling.py`):",
         _over_lengths,
         [
-            ("", of("kind", str)),
+            ("loop", of("kind", str)),
             ("gradient of", of("label", str)),
             *_columns("instructions", "{instructions}"),
             *_columns("time", lambda run: f"{_time(run):.1f} s"),

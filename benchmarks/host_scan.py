@@ -110,7 +110,7 @@ TABLES = {
         " and the most states on the device (`benchmarks/host_scan.py`):",
         partial(by_contender, name="evaluations"),
         [
-            ("", _of_host_scan("quantity")),
+            ("result", _of_host_scan("quantity")),
             ("checkpoints", _of_host_scan("checkpoints")),
             ("storage", lambda runs: (s := runs[HOST_SCAN]["storage"]) and f"`{s}`"),
             ("evaluations", _of_host_scan("evaluations")),

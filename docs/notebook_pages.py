@@ -12,6 +12,8 @@ from mkdocs.structure.pages import Page
 from nbconvert.exporters import MarkdownExporter
 
 FOLDER = Path(__file__).parents[1] / "notebooks"
+SOURCES = "sources"
+"""The folder of the notebooks themselves, beside their pages."""
 
 TEMPLATE = """{% extends "markdown/index.md.j2" %}
 {% block stream %}{{ printed(output.text) }}{% endblock %}
@@ -39,12 +41,16 @@ class NotebookPage(File):
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
-    """Adds a page for each notebook, and its pictures."""
+    """Adds a page for each notebook, its pictures and the notebook itself."""
     exporter = MarkdownExporter(raw_template=TEMPLATE)
     for notebook in sorted(FOLDER.glob("*.ipynb")):
         names = {"unique_key": notebook.stem, "output_files_dir": ""}
         text, resources = exporter.from_filename(str(notebook), resources=names)
+        title, _, rest = text.lstrip().partition("\n")
+        text = f"{title}\n\n[This page as a notebook]({SOURCES}/{notebook.name})\n{rest}"
         files.append(NotebookPage.generated(config, f"notebooks/{notebook.name}", content=text))
+        source = f"notebooks/{SOURCES}/{notebook.name}"
+        files.append(File.generated(config, source, abs_src_path=str(notebook)))
         for name, picture in resources["outputs"].items():
             files.append(File.generated(config, f"notebooks/{name}", content=picture))
 
