@@ -1,22 +1,26 @@
-"""Draws the pictures of the documentation.
+"""A hook of MkDocs that draws pictures: the library's own plots for both themes, and the social
+card.
 
-python docs/pictures.py             # the library's own plots for both themes, and the social card
-python docs/pictures.py tsunami     # the result of the demo, in about a minute
+python docs/pictures.py     # stores the result of the demo as tsunami.png, in about a minute
 
-`benchmarks/report` draws `headline-cpu.png`, `examples/bay.py` draws `bay.png`, and the last
+`benchmarks/report` stores the pictures of results, `examples/bay.py` draws `bay.png`, and the last
 picture of `examples/inversion.py` is `inversion.png`.
 """
 
-import sys
 from collections.abc import Callable
+from functools import cache
+from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import matplotlib
-from matplotlib import pyplot
+from matplotlib.artist import setp
+from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
 from palette import small
 
 from jax_revolve import Plan, checkpointed_scan, explain, plan
@@ -28,7 +32,7 @@ DARK = {
     "#222222": "#d8d8e0",  # text and frame
     "#dddddd": "#4a4a58",  # grid
     "#808080": "#9a9aa8",  # checkpoints held
-    "#999999": "#9a9aa8",
+    "#bbbbbb": "#5c5c6c",  # taped alone
     "#0072b2": "#56b4e9",  # advanced
     "#d55e00": "#ff9a4d",  # taped
 }
@@ -63,23 +67,37 @@ PICTURES: dict[str, Callable[[], Plan | Report]] = {
 }
 
 
-def draw(name: str, folder: Path = FOLDER) -> None:
-    """Writes NAME-light.svg and NAME-dark.svg."""
+def on_files(files: Files, config: MkDocsConfig) -> None:
+    for name, content in drawn().items():
+        files.append(File.generated(config, f"pictures/{name}", content=content))
+
+
+@cache
+def drawn() -> dict[str, str | bytes]:
+    """The pictures by the names of their files."""
+    found: dict[str, str | bytes] = {"card.png": card()}
+    for name, make in PICTURES.items():
+        light = dark = _svg(make())
+        for color, other in DARK.items():
+            dark = dark.replace(color, other)
+        found |= {f"{name}-light.svg": light, f"{name}-dark.svg": dark}
+    return found
+
+
+def _svg(drawing: Plan | Report) -> str:
+    file = StringIO()
     with matplotlib.rc_context(STYLE):
-        figure, axes = pyplot.subplots(figsize=(6.6, 3.9), layout="constrained")
-        PICTURES[name]().plot(axes)
-        light = folder / f"{name}-light.svg"
-        figure.savefig(light, transparent=True, metadata={"Date": None, "Creator": None})
-        pyplot.close(figure)
-    text = light.read_text()
-    for color, dark in DARK.items():
-        text = text.replace(color, dark)
-    (folder / f"{name}-dark.svg").write_text(text)
+        figure = Figure(figsize=(6.6, 3.9), layout="constrained")
+        drawing.plot(figure.subplots())
+        metadata = {"Date": None, "Creator": None}
+        figure.savefig(file, format="svg", transparent=True, metadata=metadata)
+    return file.getvalue()
 
 
-def card(folder: Path = FOLDER) -> None:
-    """Writes card.png, which is shown beside a link to the site."""
-    figure = pyplot.figure(figsize=(12, 6.3), dpi=100, facecolor="white")
+def card() -> bytes:
+    """What is shown beside a link to the site."""
+    file = BytesIO()
+    figure = Figure(figsize=(12, 6.3), dpi=100, facecolor="white")
     figure.add_artist(Rectangle((0, 0), 0.47, 1, color="#3f51b5", transform=figure.transFigure))
     figure.text(0.05, 0.64, "jax_revolve", fontsize=46, fontweight="bold", color="white")
     sentence = "Long loops in JAX,\ndifferentiable within\na memory budget"
@@ -88,34 +106,19 @@ def card(folder: Path = FOLDER) -> None:
     plan(60, 5).plot(axes)
     axes.set_axis_off()
     axes.set_title("")
-    pyplot.setp(axes.get_legend(), visible=False)
-    figure.savefig(folder / "card.png")
-    pyplot.close(figure)
-    _shrink(folder / "card.png")
+    setp(axes.legend(), visible=False)
+    figure.savefig(file, format="png")
+    return small(file.getvalue())
 
 
-def tsunami(folder: Path = FOLDER) -> None:
+def tsunami() -> None:
     """Writes tsunami.png, the picture of `python -m jax_revolve`."""
     from jax_revolve.__main__ import main as command
 
-    command(["--output", str(folder / "tsunami.png")])
-    _shrink(folder / "tsunami.png")
-
-
-def _shrink(file: Path) -> None:
+    file = FOLDER / "tsunami.png"
+    command(["--output", str(file)])
     file.write_bytes(small(file.read_bytes()))
 
 
-def main() -> None:
-    matplotlib.use("agg")
-    FOLDER.mkdir(exist_ok=True)
-    if sys.argv[1:] == ["tsunami"]:
-        tsunami()
-        return
-    for name in PICTURES:
-        draw(name)
-    card()
-
-
 if __name__ == "__main__":
-    main()
+    tsunami()

@@ -89,7 +89,7 @@ class Report(Printed):
     def _sizes(self) -> Iterator[str]:
         sizes, plan, kept = self.sizes, self.plan, "kept until the step is transposed"
         if sizes.uncut is not None and sizes.uncut > sizes.residuals:
-            kept += f"; {readable(sizes.uncut)} without computing any again"
+            kept += f"; {readable(sizes.uncut)} if none is recomputed"
         state = f"the restart state, of a carry of {readable(sizes.carry)}"
         rows = [
             ("a checkpoint", sizes.checkpoint, state),
@@ -166,8 +166,10 @@ def plot_reports(reports: Sequence[Report], ax: Any = None) -> Any:
         if len(reports) == 1:
             length, how = report.plan.length, {"is_while": report.is_while}
             single = trade_off(length, report.sizes, block_size=1, **how)
-            report._draw(ax, single, color="#999999", marker=".", label="single steps (Revolve)")
-            report._draw(ax, report.choices, color="#0072B2", marker="o", label="blocks of steps")
+            # Wide, to be seen where the plans that are chosen tape single steps, too.
+            wide: dict[str, Any] = {"color": "#BBBBBB", "linewidth": 6, "solid_capstyle": "round"}
+            report._draw(ax, single, label="single steps (Revolve)", **wide)
+            report._draw(ax, report.choices, color="#0072B2", marker="o", label="any blocks")
             report._draw(ax, [report.plan], color="#D55E00", label="chosen", **star)
             ax.set_title(f"Gradient of a loop of {length} steps{report._where}")
         else:

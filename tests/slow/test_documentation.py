@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from parity.transformations import ALL
+from PIL import Image
 from support.asked import explained_while
 from support.evaluations import steps_executed
 
@@ -235,15 +236,26 @@ def test_every_public_name_and_action_has_a_place_among_the_pages() -> None:
     assert table == fields
 
 
-def test_pictures_are_those_that_are_drawn(tmp_path: Path) -> None:
+def test_pictures_are_drawn_when_the_site_is_built() -> None:
     pictures = importlib.import_module("pictures")  # in docs, which pytest has on its path
-    pictures.draw("three-checkpoints", tmp_path)
-    for theme in ("light", "dark"):
-        assert "</svg>" in (tmp_path / f"three-checkpoints-{theme}.svg").read_text()
-    there = {path.name for path in pictures.FOLDER.glob("*.svg")}
-    assert there == {f"{n}-{theme}.svg" for n in pictures.PICTURES for theme in ("light", "dark")}
+    drawn = {name for name in pictures.drawn() if name.endswith(".svg")}
     pages = "".join(page.read_text() for page in PAGES)
-    assert there == set(re.findall(r"pictures/([\w-]+\.svg)#only-", pages))
+    assert drawn == set(re.findall(r"pictures/([\w-]+\.svg)#only-", pages))
+    assert not any((pictures.FOLDER / name).exists() for name in pictures.drawn())
+    for name in drawn:
+        colors = set(re.findall("#[0-9a-f]{6}", pictures.drawn()[name]))
+        known = pictures.DARK if "-light" in name else pictures.DARK.values()
+        assert colors <= set(known), name
+
+
+def test_pictures_of_results_are_of_their_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    pictures = of_benchmarks("report.pictures", monkeypatch)
+    stored = sorted(pictures.PAGES.glob("*-cpu-*.png"))
+    assert {path.name.rpartition("-")[2] for path in stored} == {"light.png", "dark.png"}
+    for path in stored:
+        machine = pictures.load(path.stem.rpartition("-")[0]).machine
+        with Image.open(path) as image:
+            assert image.info[pictures.DATE] == machine["date"], path.name
 
 
 def test_site_is_built_without_a_warning_and_fetches_nothing(tmp_path: Path) -> None:

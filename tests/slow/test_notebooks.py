@@ -98,12 +98,17 @@ def test_page_of_a_notebook(
     assert cell.execution_count == 1
     assert [set(output.get("data", {})) for output in cell.outputs] == [set(), {"image/png"}]
     config: Any = load_config(str(ROOT / "mkdocs.yml"))
-    monkeypatch.setattr(config.hooks["docs/notebook_pages.py"], "FOLDER", tmp_path)
+    hook = config.hooks["docs/notebook_pages.py"]
+    monkeypatch.setattr(hook, "FOLDER", tmp_path)
     files = config.plugins.on_files(Files([]), config=config)
     page = files.src_uris["notebooks/small.ipynb"]
     assert page.dest_uri == "notebooks/small.html"
     assert DRAWING in page.content_string
     assert "\n````text\ndraws\na line\n````\n" in page.content_string
-    [picture] = set(files.src_uris) - {page.src_uri}
+    source = f"{hook.SOURCES}/small.ipynb"
+    assert f"]({source})" in page.content_string
+    assert files.src_uris[f"notebooks/{source}"].content_bytes == path.read_bytes()
+    made = {uri for uri in files.src_uris if uri.startswith("notebooks/")}
+    [picture] = made - {page.src_uri, f"notebooks/{source}"}
     assert f"![A line]({Path(picture).name})" in page.content_string
     assert files.src_uris[picture].content_bytes.startswith(b"\x89PNG")
