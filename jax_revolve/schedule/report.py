@@ -169,7 +169,7 @@ def plot_reports(reports: Sequence[Report], ax: Any = None) -> Any:
             # Wide, to be seen where the plans that are chosen tape single steps, too.
             wide: dict[str, Any] = {"color": "#BBBBBB", "linewidth": 6, "solid_capstyle": "round"}
             report._draw(ax, single, label="single steps (Revolve)", **wide)
-            report._draw(ax, report.choices, color="#0072B2", marker="o", label="any blocks")
+            report._draw(ax, report.choices, color="#0072B2", marker="o", label="any block size")
             report._draw(ax, [report.plan], color="#D55E00", label="chosen", **star)
             ax.set_title(f"Gradient of a loop of {length} steps{report._where}")
         else:
