@@ -91,7 +91,8 @@ def checkpointed_scan(
     - `storage`: where further checkpoints are stored: a [`jax_revolve.HostMemory`][], which can
         limit the `memory` that they take there, or a [`jax_revolve.Disk`][]. `checkpoints` and
         `memory` then count the device alone. With `checkpoints=0`, a `HostMemory` holds all
-        checkpoints. `None`, the default, stores all on the device.
+        checkpoints. A [`jax_revolve.Compressed`][] stores all in fewer bits, there and on the
+        device. `None`, the default, stores them as they are, on the device.
     - `plan`: instead of all of these, a plan made by `jax_revolve.plan` for a loop of this length.
     - `progress`: `True` shows a bar of tqdm for each sweep over the loop, forward and reverse. A
         [`jax_revolve.typing.ProgressMeter`][] shows progress in another way. Recomputed steps, and

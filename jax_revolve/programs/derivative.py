@@ -10,7 +10,7 @@ A loop is known again by its key, a scope around its equation.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -29,7 +29,8 @@ from jax_revolve._compat.values import (
 )
 from jax_revolve.autodiff.batching import within as within_axes
 from jax_revolve.autodiff.refusal import refusal_p
-from jax_revolve.autodiff.sweeps import Sweep, forward_sweep_p
+from jax_revolve.autodiff.reverse import reverse_sweep_into_p
+from jax_revolve.autodiff.sweeps import Sweep, forward_sweep_p, reverse_sweep_p
 from jax_revolve.engine.tape.tape import sizes_of, taped_step
 from jax_revolve.jaxprs.equations import KEYED, is_shard_map
 from jax_revolve.jaxprs.evaluate import within
@@ -59,6 +60,12 @@ class Decided(NamedTuple):
     @property
     def is_while(self) -> bool:
         return self.loop.condition is not None
+
+    def pushed(self) -> "Decided":
+        """With a tangent beside all that is kept."""
+        kept = ("checkpoint", "residuals", "alone", "carry", "again", "factors", "journal")
+        twice = {name: 2 * getattr(self.sizes, name) for name in kept}
+        return self._replace(sizes=self.sizes._replace(**twice))
 
     @property
     def held(self) -> int:
@@ -125,16 +132,28 @@ class Found(NamedTuple):
     around: tuple[Any, ...]
 
 
-def equations(jaxpr: Any, around: tuple[Any, ...] = (), key: Key = ()) -> Iterator[Found]:
-    """The equations of a program and of the linearized steps in it, outer ones first."""
+def is_forward_sweep(eqn: Any) -> bool:
+    """Whether an equation is a forward sweep, or one pushed forward."""
+    return eqn.primitive.name.removesuffix("_jvp") == forward_sweep_p.name
+
+
+def equations(
+    jaxpr: Any,
+    around: tuple[Any, ...] = (),
+    key: Key = (),
+    *,
+    is_sweep: Callable[[Any], bool] = is_forward_sweep,
+) -> Iterator[Found]:
+    """The equations of a program and of the linearized steps in its sweeps, outer ones first."""
     for index, eqn in enumerate(jaxpr.eqns):
         here, decided, programs = (*key, index), None, inner_jaxprs(eqn)
-        if eqn.primitive is forward_sweep_p:
+        if is_sweep(eqn):
             find = partial(_decided, eqn.params["function"])
             decided, programs = within(tuple(filter(is_shard_map, around)), find)
+            decided = decided.pushed() if eqn.primitive.name.endswith("_jvp") else decided
         yield Found(eqn, here, decided, around)
         for part, inner in enumerate(programs):
-            yield from equations(inner, (*around, eqn), (*here, part))
+            yield from equations(inner, (*around, eqn), (*here, part), is_sweep=is_sweep)
 
 
 def _decided(sweep: Sweep) -> tuple[Decided, list[Any]]:
@@ -164,17 +183,32 @@ def _types(loop: Loop) -> Operands:
 Decisions: TypeAlias = Mapping[Key, Decided]
 
 
-def decisions(jaxpr: Any) -> Decisions:
-    """What each loop with a key decided in a derivative."""
-    found: dict[Key, Decided] = {}
-    for eqn, _, decided, around in equations(jaxpr):
-        if decided is not None and (key := _key_of((*around, eqn))) is not None:
-            found.setdefault(key, decided)
+def decisions(jaxpr: Any, own: Set[Key]) -> Decisions:
+    """What each loop with a key decided in a derivative. Of this library's `own` loops, those that
+    carry nothing between their steps are not swept forward: only their reverse sweep is there."""
+    found = dict(_decisions(jaxpr, is_forward_sweep))
+    if not own <= found.keys():
+        late = dict(_decisions(jaxpr, lambda e: is_forward_sweep(e) or is_reverse_sweep(e)))
+        found |= {key: late[key] for key in own & (late.keys() - found.keys())}
     return found
 
 
+def _decisions(jaxpr: Any, is_sweep: Callable[[Any], bool]) -> Iterator[tuple[Key, Decided]]:
+    known = set[Key]()
+    for eqn, _, decided, around in equations(jaxpr, is_sweep=is_sweep):
+        key = None if decided is None else _key_of((*around, eqn))
+        if decided is not None and key is not None and key not in known:
+            known.add(key)
+            yield key, decided
+
+
+def is_reverse_sweep(eqn: Any) -> bool:
+    name = eqn.primitive.name.removesuffix("_jvp")
+    return name in (reverse_sweep_p.name, reverse_sweep_into_p.name)
+
+
 def _key_of(equations: Sequence[Any]) -> Key | None:
-    """The key of a forward sweep, in its own scope or in the scope of a function that was called in
+    """The key of a sweep, in its own scope or in the scope of a function that was called in
     its place."""
     for eqn in reversed(equations):
         if keys := re.findall(rf"{KEYED}([\d.]+)", str(eqn.source_info.name_stack)):

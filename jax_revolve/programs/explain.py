@@ -298,10 +298,12 @@ def memory_of(reports: Mapping[FoundLoop, Report | None], alone: Decisions) -> i
         (inner, one_each), report = inside[:2], reports[loop]
         measured, is_while = alone.get(loop.key), loop.kind == "while"
         outlay = of_each_step(inner, loop.length or 1)
+        if loop.program.mask is None and loop.ends_gradients:
+            outlay = replace(outlay, held=0)
         if report is not None:
             outlay = of_plan(report.plan, report.sizes, inner, is_while=is_while)
         elif measured is not None and loop.length is not None and not is_while:
-            of_a_step = (measured.sizes.uncut or 0) + inner.held - one_each.held
+            of_a_step = max((measured.sizes.uncut or 0) + inner.held - one_each.held, 0)
             outlay = replace(outlay, held=loop.length * of_a_step)
         if measured is not None:
             one_each = of_plan(measured.plan, measured.sizes, one_each, is_while=is_while)

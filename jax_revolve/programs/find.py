@@ -23,7 +23,6 @@ from jax_revolve._compat.jaxprs import (
 from jax_revolve._compat.values import bytes_of
 from jax_revolve.autodiff.loop import loop_p, run_loop
 from jax_revolve.autodiff.refusal import without_reverse_mode
-from jax_revolve.autodiff.sweeps import forward_sweep_p
 from jax_revolve.jaxprs.equations import (
     is_recomputed,
     is_shard_map,
@@ -47,6 +46,8 @@ from jax_revolve.programs.derivative import (
     decisions,
     equations,
     gradient_of,
+    is_forward_sweep,
+    is_reverse_sweep,
     with_keys,
 )
 from jax_revolve.programs.guards import without_guards
@@ -120,6 +121,12 @@ class FoundLoop:
         return (found.sizes.uncut or 0) - by_ours + by_lax
 
     @property
+    def ends_gradients(self) -> bool:
+        """Whether the gradients that its steps take end there, so that no step holds anything."""
+        inside = [found.eqn for p in inner_programs(self._eqn) for found in equations(p)]
+        return sum(map(is_forward_sweep, inside)) <= sum(map(is_reverse_sweep, inside))
+
+    @property
     def plain_bytes(self) -> int | None:
         """The most bytes that the gradient of `jax.lax`'s loop keeps; `None` for a while loop, and
         for a loop with a while loop inside, which have no gradient."""
@@ -169,7 +176,9 @@ class Program:
         closed = with_keys(self.closed, {loop.key for loop in self.loops})
         open_loops = [loop for loop in self.loops if self.is_open(loop, replacements)]
         replaced = replace_loops(closed, {**replacements, **_with_one_checkpoint(open_loops)})
-        return decisions(gradient_of(replaced, mask))
+        return decisions(
+            gradient_of(replaced, mask), {loop.key for loop in self.loops if loop.is_own}
+        )
 
     @cached_property
     def alone(self) -> Decisions:
@@ -230,7 +239,7 @@ def find_differentiated(jaxpr: Any) -> list[tuple[FoundLoop, Decided | None]]:
     linearized."""
     program, found = Program(jaxpr, None), []
     for eqn, key, decided, around in equations(jaxpr):
-        loop = _loop_in(eqn) if decided is None else decided.loop
+        loop = _loop_of(eqn)
         if loop is not None and not any(map(_is_transposed, (*around, eqn))):
             found.append((_found(program, eqn, loop, key, around), decided))
     return found
@@ -249,7 +258,7 @@ def _found(
         length=loop.length,
         depth=len(outer),
         runs=prod(known) if known == outer else None,
-        is_own=eqn.primitive in (loop_p, forward_sweep_p),
+        is_own=read_loop(eqn) is None,
         bound=program.bounds.get(key),
         is_equinox=is_equinox,
         carry_bytes=bytes_of(loop.output_types[: loop.num_carry]),
@@ -263,15 +272,22 @@ def _found(
 
 def _length_of(eqn: Any) -> list[int | None]:
     """The steps of a loop or of a forward sweep; none if the equation is neither."""
-    is_sweep = eqn.primitive is forward_sweep_p
-    loop = eqn.params["function"].loop if is_sweep else _loop_in(eqn)
+    loop = _loop_of(eqn)
     return [] if loop is None else [loop.length]
+
+
+def _loop_of(eqn: Any) -> Loop | None:
+    """The loop of an equation that runs it, sweeps it forward, or pushes it forward."""
+    if is_forward_sweep(eqn):
+        return eqn.params["function"].loop
+    is_pushed = eqn.primitive.name == f"{loop_p.name}_jvp"
+    return eqn.params["function"] if is_pushed else _loop_in(eqn)
 
 
 def _is_transposed(eqn: Any) -> bool:
     """Whether JAX made it by transposing a program. A forward sweep is made there in
     `jax.checkpoint`."""
-    return "transpose(" in str(eqn.source_info.name_stack) and eqn.primitive is not forward_sweep_p
+    return "transpose(" in str(eqn.source_info.name_stack) and not is_forward_sweep(eqn)
 
 
 def _names(equations: Iterable[Any]) -> list[str]:

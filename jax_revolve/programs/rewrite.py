@@ -110,8 +110,8 @@ def checkpoint_loops(
     The result is compiled, as by `equinox.filter_jit`: once for all arguments of the same shapes
     and dtypes. Arguments that are not arrays, including Python numbers, are static: they must be
     hashable, and each value is compiled for. Variables of Flax NNX modules among the arguments,
-    such as batch statistics and random counts, are updated as by `flax.nnx.jit`; a module that
-    `fun` closes over cannot change.
+    such as batch statistics and random counts, are updated as by `flax.nnx.jit`, also where `fun`
+    is a module or its method; a module that `fun` closes over cannot change.
 
     **Arguments:**
 
@@ -175,6 +175,10 @@ def checkpoint_loops(
 
 def _checkpoint(choice: Choice, fun: Callable[..., Any]) -> Callable[..., Any]:
     check_function(fun)
+    module = getattr(fun, "__self__", fun)
+    if variables_in(module):  # a Flax NNX module or a method of one: its variables may change
+        method = getattr(fun, "__func__", type(module).__call__)
+        return wraps(method)(partial(_checkpoint(choice, method), module))
 
     def run(fun: Callable[..., Any], args: Any, kwargs: Any, kinds: Any) -> Any:
         del kinds

@@ -129,7 +129,8 @@ def _drift(codec: Compressed, stored: Any, exact: Any) -> Any:
     given = codec.tolerance
     most = float(limits.eps) ** 0.5 if given is None else max(given, float(limits.tiny))
     off, scale = (jnp.max(jnp.abs(x), initial=0) for x in (stored - exact, exact))
-    return (off / (jnp.maximum(scale, limits.tiny) * most)).astype(jnp.float32)
+    # Not by their product, which may be 0.
+    return (off / jnp.maximum(scale, limits.tiny) / most).astype(jnp.float32)
 
 
 def _raise_beyond(codec: Compressed, drift: np.ndarray) -> np.ndarray:

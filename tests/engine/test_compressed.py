@@ -152,6 +152,15 @@ def test_bytes_of_slots() -> None:
     assert explain(of)(state).loops[0].sizes.checkpoint == width * 17 // 16 + 4
 
 
+@pytest.mark.parametrize("format", [*ERRORS, IDENTITY], ids=str)
+def test_leaves_of_zeros_are_exact(format: Any) -> None:
+    """A simulation begins at rest. Their drift was 0/0, and the gradient NaN."""
+    grad = jax.grad(partial(loss, scan=encoded(format)))
+    np.testing.assert_array_equal(grad(0 * U), jax.grad(loss)(0 * U))
+    moved = partial(of_while, storage=Compressed("int8", throw=True), checkpoints=4)
+    assert jnp.isfinite(jax.grad(lambda u: moved(u) + jnp.sum(u))(0 * U)).all()
+
+
 def test_an_overflow_is_nan_or_an_error() -> None:
     def of(u: Any, **how: Any) -> Any:
         storage = Compressed("float16", **how)

@@ -283,6 +283,37 @@ def test_no_loops() -> None:
 
 
 @pytest.mark.parametrize("y", [lambda c, x: c, lambda c, x: lax.stop_gradient(x)])
+def final(x: Any, factor: Any = 1.0) -> Any:
+    step = lambda c, _: (jnp.sin(factor * c), None)  # noqa: E731
+    return jnp.sum(checkpointed_scan(step, x, length=100, checkpoints=5)[0])
+
+
+def test_derivatives_that_a_function_takes() -> None:
+    """Those in forward mode were said to run no loops, and a gradient in each step of a loop was
+    multiplied by its length."""
+    x = jnp.ones(WIDTH)
+    of_gradient = explain(jax.grad(final))(x)
+    tangents = explain(lambda x: jax.jvp(jax.grad(final), (x,), (x,)))(x)
+    (own,), (pushed,) = of_gradient.loops, tangents.loops
+    assert pushed.plan == own.plan and tangents.memory == 2 * of_gradient.memory  # noqa: PT018
+    (alone,) = explain(lambda x: jax.jvp(final, (x,), (x,)))(x).left_alone
+    assert (alone.length, alone.is_own) == (100, True)
+
+    def summed(factors: Any) -> Any:
+        add = lambda total, f: (total + jax.grad(final)(x, f), None)  # noqa: E731
+        return lax.scan(add, jnp.zeros_like(x), factors)[0]
+
+    assert explain(summed)(jnp.ones(8)).memory == of_gradient.memory
+
+
+def test_a_loop_that_carries_nothing() -> None:
+    """It is not swept forward, and was said to keep nothing, with the loop in it."""
+    each = lambda x: jnp.sum(lax.map(partial(final, x), jnp.ones(4)))  # noqa: E731
+    found = explain(checkpoint_loops(each, checkpoints=5, min_length=2))(jnp.ones(WIDTH))
+    assert [report.is_own for report in found.loops] == [True, True]
+    assert found.memory >= 5 * 4 * WIDTH
+
+
 def test_nothing_to_differentiate(y: Any) -> None:
     for scan in (checkpointed_scan, lax.scan):
         explanation = explain(partial(scan, lambda c, x: (c + 1, y(c, x))))(0, jnp.arange(20.0))

@@ -60,6 +60,17 @@ def test_a_recurrent_network() -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4), ours, expected)
 
 
+@pytest.mark.parametrize("of", [lambda m: m, lambda m: m.__call__], ids=["module", "method"])
+def test_a_module_is_a_function(of: Any) -> None:
+    """Flax refused it: "Cannot extract graph node from different trace level"."""
+    ours, theirs = Model(), Model()
+    for _ in range(2):  # its random counts and batch statistics go on
+        np.testing.assert_allclose(checkpoint_loops(of(ours))(X), theirs(X), rtol=1e-5)
+    statistics = (jax.tree.leaves(nnx.state(m, nnx.BatchStat)) for m in (ours, theirs))
+    for each in zip(*statistics, strict=True):
+        np.testing.assert_allclose(*each, rtol=1e-5)
+
+
 def test_what_cannot_change_is_refused() -> None:
     model = Model()
     with pytest.raises(TraceContextError) as raised:
