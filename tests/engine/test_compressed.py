@@ -152,7 +152,7 @@ def test_bytes_of_slots() -> None:
     assert explain(of)(state).loops[0].sizes.checkpoint == width * 17 // 16 + 4
 
 
-@pytest.mark.parametrize("format", [*ERRORS, IDENTITY], ids=str)
+@pytest.mark.parametrize("format", [*ERRORS, IDENTITY], ids=[*ERRORS, "functions"])
 def test_leaves_of_zeros_are_exact(format: Any) -> None:
     """A simulation begins at rest. Their drift was 0/0, and the gradient NaN."""
     grad = jax.grad(partial(loss, scan=encoded(format)))
