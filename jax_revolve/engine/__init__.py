@@ -18,6 +18,8 @@ What they have in common:
 
 - `sweep`: what a way is given; the classes that ways and blocks are.
 - `buffers`: a buffer of slots, and what a forward sweep saves.
+- `codecs`: checkpoints in fewer bits.
+- `drift`: how far a leaf is from the exact one.
 - `online`: the forward sweep of a while loop.
 - `tape`: the residuals of a block of steps, kept until they are transposed.
 - `split`, `placement`: the decisions of the schedule, in 32-bit integers on the device.

@@ -11,10 +11,10 @@ from jax import lax
 
 from jax_revolve._compat.memories import is_on_host, typed_as_on_host
 from jax_revolve._compat.values import vary, varying_axes, with_weak_type
+from jax_revolve.engine.codecs import decode, encode
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.storage import Compressed
 from jax_revolve.storage.buffers import Buffers, read, write
-from jax_revolve.storage.codecs import decode, encode
 
 
 class Carries(NamedTuple):

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_revolve.engine.buffers import Carries, empty, saved_slots
+from jax_revolve.engine.codecs import decode, encode
 from jax_revolve.engine.placement import Stack, in_order
 from jax_revolve.engine.slots import Slots
 from jax_revolve.engine.sweep import Advances, Forward, Results, Reverse, State, Way
@@ -26,7 +27,6 @@ from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.storage import Place
 from jax_revolve.step.loop import Operands, for_loop
 from jax_revolve.storage.buffers import Buffers
-from jax_revolve.storage.codecs import decode, encode
 from jax_revolve.storage.stores import get, in_storage, put
 
 

@@ -30,10 +30,11 @@ from jax import lax
 from jax_revolve._compat.jaxprs import call_jaxpr, is_literal
 from jax_revolve._compat.values import pick, spread, substitute, varying_axes, zeros
 from jax_revolve.engine.buffers import Carries, Record
+from jax_revolve.engine.drift import drift_of, scale_of, tolerance_of
 from jax_revolve.engine.sweep import Block, Forward, Pull, Reached, Results
 from jax_revolve.jaxprs.parts import part_of
 from jax_revolve.schedule.plan import Plan
-from jax_revolve.step.cpu import in_a_branch, largest_entry
+from jax_revolve.step.cpu import in_a_branch
 from jax_revolve.step.examples import done
 from jax_revolve.step.linearized import union
 from jax_revolve.step.loop import Loop, Operands, Trust, for_loop, is_inexact
@@ -246,29 +247,3 @@ def _nan_if_off(worst: Any, x: Any) -> Any:
     largest = lax.pmax(worst, missing) if missing else worst
     # Not `jnp.where(is_right, x, nan)`, of which the derivative is zero.
     return x * jnp.where(largest <= 1, 1, jnp.nan).astype(x.dtype)
-
-
-def scale_of(leaf: Any, examples: int = 0) -> jax.Array:
-    """A leaf's largest entry. The first `examples` axes are examples, with a scale each. Leaves
-    that may not differ at all have none."""
-    if not is_inexact(leaf):
-        return jnp.zeros(())
-    return largest_entry(leaf, tuple(range(examples, leaf.ndim)))
-
-
-def drift_of(found: Any, exact: Any, scale: Any, examples: int = 0) -> jax.Array:
-    """A leaf's largest difference from the exact one, relative to the larger of its scales at both
-    ends of the block."""
-    if not is_inexact(exact):
-        return jnp.where(jnp.any(found != exact), jnp.float32(jnp.inf), 0)
-    off = scale_of(jnp.where(found == exact, 0, found - exact), examples)
-    drift = off / jnp.maximum(scale, jnp.finfo(exact.dtype).tiny)
-    return jnp.max(drift, initial=0).astype(jnp.float32)
-
-
-def tolerance_of(leaf: Any, given: float | None) -> float:
-    """How far a leaf may drift: by default, the square root of its epsilon."""
-    if not is_inexact(leaf):
-        return 1.0
-    limits = jnp.finfo(leaf.dtype)
-    return float(limits.eps) ** 0.5 if given is None else max(given, float(limits.tiny))

@@ -15,13 +15,13 @@ from jax_revolve._compat.interpreters import filtered_traceback
 from jax_revolve._compat.jaxprs import ClosedJaxpr, source_of_function
 from jax_revolve._compat.values import as_array, vary, varying_axes
 from jax_revolve.autodiff.loop import run_loop
-from jax_revolve.engine.walk_back import drift_of, scale_of, tolerance_of
+from jax_revolve.engine.codecs import rounded
+from jax_revolve.engine.drift import drift_of, scale_of, tolerance_of
 from jax_revolve.loops.options import LoopOptions
 from jax_revolve.schedule.arguments import check_drift_tol, check_integer, mistyped
 from jax_revolve.schedule.selection import equal_blocks, walked_blocks
 from jax_revolve.schedule.storage import Compressed
 from jax_revolve.step.loop import Loop, Trust, is_inexact, once
-from jax_revolve.storage.codecs import rounded
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ storage is added there.
 
 - `buffers`: arrays with a leading axis of slots or steps, on the device or in the host's memory.
 - `stores`: the storage of a two-level plan: buffers in the host's memory, or tickets of files.
-- `codecs`: checkpoints in fewer bits.
 - `files`: one file for each checkpoint, written whole or not at all.
 
 The value of `storage=` is data in `schedule.storage`, because plans depend on it. May import

@@ -30,6 +30,7 @@ from jax_revolve._compat.values import (
     substitute,
     zeros,
 )
+from jax_revolve.engine.codecs import encoded_types
 from jax_revolve.engine.tape.cut import Cut, best_cut, cut_at, uncut
 from jax_revolve.engine.tape.weight_gradients import WeightGradients
 from jax_revolve.jaxprs.parts import between, part_of
@@ -42,7 +43,6 @@ from jax_revolve.step.loop import Loop, Operands, for_loop
 from jax_revolve.step.steps import Steps
 from jax_revolve.step.work import work_of
 from jax_revolve.storage.buffers import Buffers, read, write
-from jax_revolve.storage.codecs import encoded_types
 
 _Pieces = tuple[Operands, Buffers]
 """The cotangents, and the factors of weight gradients, kept for the steps of a piece."""

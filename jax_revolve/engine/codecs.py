@@ -14,7 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jax_revolve.engine.drift import drift_of, scale_of, tolerance_of
 from jax_revolve.schedule.storage import Compressed
+from jax_revolve.step.loop import is_inexact
 
 BLOCK = 64
 """The numbers of "int8" that share a scale, along the last axis."""
@@ -27,7 +29,8 @@ def encode(codec: Compressed, leaves: list[Any], *, is_checked: bool = True) -> 
     if is_checked and codec.drift_tol != inf:
         # Without the barrier, XLA would leave out the conversion to fewer bits and back.
         stored = map(partial(_decoded, codec.format), lax.optimization_barrier(codes), leaves)
-        drifts = [_drift(codec, x, y) for x, y in zip(stored, leaves, strict=True)]
+        both = zip(stored, leaves, strict=True)
+        drifts = [drift_of(x, y, scale_of(y)) / tolerance_of(y, codec.tolerance) for x, y in both]
         drift = jnp.stack(drifts) if drifts else jnp.zeros(0)
         if codec.throw:
             check = partial(_raise_beyond, codec)
@@ -40,7 +43,7 @@ def decode(codec: Compressed, codes: list[Any], like: list[Any]) -> list[Any]:
     """The checkpoint of these codes, with leaves of these types."""
     tree = jax.tree.structure(jax.eval_shape(lambda: [_encoded(codec.format, x) for x in like]))
     leaves = map(partial(_decoded, codec.format), jax.tree.unflatten(tree, codes[:-1]), like)
-    return [x + codes[-1].astype(x.dtype) if _is_inexact(x) else x for x in leaves]
+    return [x + codes[-1].astype(x.dtype) if is_inexact(x) else x for x in leaves]
 
 
 def rounded(codec: Compressed, carry: Any) -> Any:
@@ -59,10 +62,6 @@ def encoded_types(codec: Compressed | None, types: list[Any]) -> list[Any]:
     )
 
 
-def _is_inexact(x: Any) -> bool:
-    return jnp.issubdtype(x.dtype, jnp.inexact)
-
-
 def _is_encoded(format: Any, x: Any) -> bool:
     """Whether a leaf of real numbers is encoded, because that makes it smaller."""
     size, last = x.dtype.itemsize, x.shape[-1] if x.ndim else 1
@@ -71,7 +70,7 @@ def _is_encoded(format: Any, x: Any) -> bool:
 
 
 def _encoded(format: Any, x: Any) -> Any:
-    if not _is_inexact(x):
+    if not is_inexact(x):
         return x
     if not isinstance(format, str):
         code = format[0](x)
@@ -90,7 +89,7 @@ def _encoded(format: Any, x: Any) -> Any:
 
 
 def _decoded(format: Any, code: Any, like: Any) -> Any:
-    if not _is_inexact(like):
+    if not is_inexact(like):
         return code
     if not isinstance(format, str):
         return format[1](code)
@@ -119,18 +118,6 @@ def _blocks(x: Any) -> tuple[Any, Any]:
 def _spread(scale: Any, count: int) -> Any:
     """The scale of each number."""
     return jnp.repeat(scale, min(BLOCK, count), -1)[..., :count]
-
-
-def _drift(codec: Compressed, stored: Any, exact: Any) -> Any:
-    """A leaf's largest error relative to its largest entry, in multiples of the tolerance."""
-    if not _is_inexact(exact):
-        return jnp.float32(0)
-    limits = jnp.finfo(exact.dtype)
-    given = codec.tolerance
-    most = float(limits.eps) ** 0.5 if given is None else max(given, float(limits.tiny))
-    off, scale = (jnp.max(jnp.abs(x), initial=0) for x in (stored - exact, exact))
-    # Not by their product, which may be 0.
-    return (off / jnp.maximum(scale, limits.tiny) / most).astype(jnp.float32)
 
 
 def _raise_beyond(codec: Compressed, drift: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jax_revolve import Compressed, Disk, HostMemory, plan
-from jax_revolve.storage.codecs import decode, encode, encoded_types, rounded
+from jax_revolve.engine.codecs import decode, encode, encoded_types, rounded
 
 pytestmark = pytest.mark.usefixtures("default_precision")
 
