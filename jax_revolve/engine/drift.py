@@ -19,8 +19,8 @@ def scale_of(leaf: Any, examples: int = 0) -> jax.Array:
 
 
 def drift_of(found: Any, exact: Any, scale: Any, examples: int = 0) -> jax.Array:
-    """A leaf's largest difference from the exact one, relative to the larger of its scales at both
-    ends of the block."""
+    """A leaf's largest difference from the exact one, relative to a scale: in a block that is
+    walked back, to the larger of those at both ends."""
     if not is_inexact(exact):
         return jnp.where(jnp.any(found != exact), jnp.float32(jnp.inf), 0)
     off = scale_of(jnp.where(found == exact, 0, found - exact), examples)

@@ -156,7 +156,7 @@ class Problem(NamedTuple):
 
 
 def _anywhere(option: Any) -> Any:
-    """An option without the directory of the run, which is that of its storage on disk, too."""
+    """An option without the directory of the run, which its storage on disk may share."""
     if isinstance(option, Plan):
         return replace(option, storage=_anywhere(option.storage))
     return replace(option, directory="/") if isinstance(option, Disk) else option

@@ -150,10 +150,15 @@ def equations(
         if is_sweep(eqn):
             find = partial(_decided, eqn.params["function"])
             decided, programs = within(tuple(filter(is_shard_map, around)), find)
-            decided = decided.pushed() if eqn.primitive.name.endswith("_jvp") else decided
+            is_pushed = any(is_sweep(e) and _is_pushed(e) for e in (*around, eqn))
+            decided = decided.pushed() if is_pushed else decided
         yield Found(eqn, here, decided, around)
         for part, inner in enumerate(programs):
             yield from equations(inner, (*around, eqn), (*here, part), is_sweep=is_sweep)
+
+
+def _is_pushed(sweep: Any) -> bool:
+    return sweep.primitive.name.endswith("_jvp")
 
 
 def _decided(sweep: Sweep) -> tuple[Decided, list[Any]]:
@@ -186,20 +191,19 @@ Decisions: TypeAlias = Mapping[Key, Decided]
 def decisions(jaxpr: Any, own: Set[Key]) -> Decisions:
     """What each loop with a key decided in a derivative. Of this library's `own` loops, those that
     carry nothing between their steps are not swept forward: only their reverse sweep is there."""
-    found = dict(_decisions(jaxpr, is_forward_sweep))
+    found = _decisions(jaxpr, is_forward_sweep)
     if not own <= found.keys():
-        late = dict(_decisions(jaxpr, lambda e: is_forward_sweep(e) or is_reverse_sweep(e)))
+        late = _decisions(jaxpr, lambda e: is_forward_sweep(e) or is_reverse_sweep(e))
         found |= {key: late[key] for key in own & (late.keys() - found.keys())}
     return found
 
 
-def _decisions(jaxpr: Any, is_sweep: Callable[[Any], bool]) -> Iterator[tuple[Key, Decided]]:
-    known = set[Key]()
+def _decisions(jaxpr: Any, is_sweep: Callable[[Any], bool]) -> dict[Key, Decided]:
+    found: dict[Key, Decided] = {}
     for eqn, _, decided, around in equations(jaxpr, is_sweep=is_sweep):
-        key = None if decided is None else _key_of((*around, eqn))
-        if decided is not None and key is not None and key not in known:
-            known.add(key)
-            yield key, decided
+        if decided is not None and (key := _key_of((*around, eqn))) is not None:
+            found.setdefault(key, decided)
+    return found
 
 
 def is_reverse_sweep(eqn: Any) -> bool:

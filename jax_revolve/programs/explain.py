@@ -303,6 +303,7 @@ def memory_of(reports: Mapping[FoundLoop, Report | None], alone: Decisions) -> i
         if report is not None:
             outlay = of_plan(report.plan, report.sizes, inner, is_while=is_while)
         elif measured is not None and loop.length is not None and not is_while:
+            # The checkpoint of a while loop that has no gradient is not among the residuals.
             of_a_step = max((measured.sizes.uncut or 0) + inner.held - one_each.held, 0)
             outlay = replace(outlay, held=loop.length * of_a_step)
         if measured is not None:

@@ -5,6 +5,7 @@ derivative of the whole program, with the loop's replacement in its place: see `
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -122,9 +123,15 @@ class FoundLoop:
 
     @property
     def ends_gradients(self) -> bool:
-        """Whether the gradients that its steps take end there, so that no step holds anything."""
-        inside = [found.eqn for p in inner_programs(self._eqn) for found in equations(p)]
-        return sum(map(is_forward_sweep, inside)) <= sum(map(is_reverse_sweep, inside))
+        """Whether the gradients that its steps take end there, so that no step holds anything: each
+        forward sweep in a step has its reverse sweep there. One that is not known again counts as
+        held."""
+        inside = [found.eqn for p in inner_jaxprs(self._eqn) for found in equations(p)]
+        forward, reverse = (
+            Counter(eqn.params["function"].loop.jaxpr for eqn in inside if is_sweep(eqn))
+            for is_sweep in (is_forward_sweep, is_reverse_sweep)
+        )
+        return forward <= reverse
 
     @property
     def plain_bytes(self) -> int | None:

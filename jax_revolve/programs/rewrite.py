@@ -1,5 +1,6 @@
 """`checkpoint_loops`: checkpoint every loop that a function runs, without changing the function."""
 
+import inspect
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -175,9 +176,9 @@ def checkpoint_loops(
 
 def _checkpoint(choice: Choice, fun: Callable[..., Any]) -> Callable[..., Any]:
     check_function(fun)
-    module = getattr(fun, "__self__", fun)
+    is_method = inspect.ismethod(fun)
+    module, method = (fun.__self__, fun.__func__) if is_method else (fun, type(fun).__call__)
     if variables_in(module):  # a Flax NNX module or a method of one: its variables may change
-        method = getattr(fun, "__func__", type(module).__call__)
         return wraps(method)(partial(_checkpoint(choice, method), module))
 
     def run(fun: Callable[..., Any], args: Any, kwargs: Any, kinds: Any) -> Any:

@@ -295,6 +295,14 @@ def test_derivatives_that_a_function_takes() -> None:
     tangents = explain(lambda x: jax.jvp(jax.grad(final), (x,), (x,)))(x)
     (own,), (pushed,) = of_gradient.loops, tangents.loops
     assert pushed.plan == own.plan and tangents.memory == 2 * of_gradient.memory  # noqa: PT018
+
+    def nest(x: Any) -> Any:
+        inner = partial(checkpointed_scan, lambda c, _: (jnp.sin(c), None), length=20)
+        step = lambda c, _: (inner(c)[0], None)  # noqa: E731
+        return jnp.sum(checkpointed_scan(step, x, length=30)[0])
+
+    pushed_nest = explain(lambda x: jax.jvp(jax.grad(nest), (x,), (x,)))(x)
+    assert pushed_nest.memory == 2 * explain(jax.grad(nest))(x).memory
     (alone,) = explain(lambda x: jax.jvp(final, (x,), (x,)))(x).left_alone
     assert (alone.length, alone.is_own) == (100, True)
 
