@@ -297,8 +297,8 @@ def test_derivatives_that_a_function_takes() -> None:
     assert pushed.plan == own.plan and tangents.memory == 2 * of_gradient.memory  # noqa: PT018
 
     def nest(x: Any) -> Any:
-        inner = partial(checkpointed_scan, lambda c, _: (jnp.sin(c), None), length=20)
-        step = lambda c, _: (inner(c)[0], None)  # noqa: E731
+        sine: Any = lambda c, _: (jnp.sin(c), None)  # noqa: E731
+        step = lambda c, _: (checkpointed_scan(sine, c, length=20)[0], None)  # noqa: E731
         return jnp.sum(checkpointed_scan(step, x, length=30)[0])
 
     pushed_nest = explain(lambda x: jax.jvp(jax.grad(nest), (x,), (x,)))(x)
