@@ -11,11 +11,12 @@ from typing import Any
 from jax_revolve._compat.values import pick
 from jax_revolve.engine.buffers import Taped
 from jax_revolve.engine.sweep import Block, Forward, Pull, Reached, Results
+from jax_revolve.engine.tape.layout import Tape
 from jax_revolve.engine.tape.tape import taped_step
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.step.cpu import in_a_branch
 from jax_revolve.step.loop import Loop, Operands, for_loop
-from jax_revolve.storage.buffers import Buffers, write
+from jax_revolve.storage.buffers import write
 
 
 class Single(Block):
@@ -45,8 +46,8 @@ class Single(Block):
         return self._pullback.through_step(taped, start, gradient)[0], work, reached
 
 
-class Tape(Block):
-    """A block of several steps. Its work is the buffer of the tape."""
+class Several(Block):
+    """A block of several steps. Its work is the tape."""
 
     tapes = True
 
@@ -64,35 +65,35 @@ class Tape(Block):
             return sweep.run_block(plan, results), None
         taped = taped_step(steps.linearized)
 
-        def tape_step(i: Any, state: tuple[Results, Buffers]) -> tuple[Results, Buffers]:
+        def tape_step(i: Any, state: tuple[Results, Tape]) -> tuple[Results, Tape]:
             (carry, ys), tape = state
             carry, y, stored = taped.run(steps, steps.inputs(carry, first + i))
             ys = write(ys, pick(y, sweep.keep_ys), steps.loop.entry(first + i))
-            return (carry, ys), write(tape, stored, i)
+            return (carry, ys), taped.layout.write(tape, stored, i)
 
         # As long as every block's tape, because the reverse sweep reuses the buffers.
         state = results, taped.empty(plan.block_size, results[0])
         results, tape = for_loop(0, plan.length - first, tape_step, state)
-        return results, Taped(tape)
+        return results, Taped(taped.layout.end(tape, results[0]))
 
     def __init__(self, plan: Plan, pull: Pull, saved: Taped | None) -> None:
         """A while loop has saved no tape."""
         super().__init__(plan, pull, saved)
         self._last, self._pullback = saved, pull.through(self.size)
 
-    def begin(self) -> Buffers:
+    def begin(self) -> Tape:
         if self._last is not None:
-            return self._last.leaves
+            return self._last.tape
         return self.pull.step.empty(self.size, self.pull.steps.operands.carry)
 
     def reverse_last(
-        self, start: int, count: int, gradient: Operands, work: Buffers
-    ) -> tuple[Operands, Buffers]:
+        self, start: int, count: int, gradient: Operands, work: Tape
+    ) -> tuple[Operands, Tape]:
         return self._pullback.through_block(work, start, count, gradient), work
 
     def reverse(
-        self, restarted: list[Any], start: Any, count: Any, gradient: Operands, work: Buffers
-    ) -> tuple[Operands, Buffers, Reached]:
+        self, restarted: list[Any], start: Any, count: Any, gradient: Operands, work: Tape
+    ) -> tuple[Operands, Tape, Reached]:
         steps = self.pull.steps
         end, taped = self.pull.step.tape_steps(steps, work, restarted, start, count)
         reached = end, start + count

@@ -12,6 +12,7 @@ from jax import lax
 from jax_revolve._compat.memories import is_on_host, typed_as_on_host
 from jax_revolve._compat.values import vary, varying_axes, with_weak_type
 from jax_revolve.engine.codecs import decode, encode
+from jax_revolve.engine.tape.layout import Tape
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.storage import Compressed
 from jax_revolve.storage.buffers import Buffers, read, write
@@ -63,7 +64,7 @@ class Record(NamedTuple):
 class Taped(NamedTuple):
     """The residuals of the last block of a scan."""
 
-    leaves: Buffers
+    tape: Tape
 
 
 class Saved(NamedTuple):
@@ -79,8 +80,9 @@ class Saved(NamedTuple):
     """The histories at the end, with their journal."""
 
     @property
-    def tape(self) -> Buffers:
-        return self.block.leaves if isinstance(self.block, Taped) else []
+    def tape(self) -> list[Any]:
+        """Its arrays."""
+        return jax.tree.leaves(self.block) if isinstance(self.block, Taped) else []
 
     def without_tape(self) -> "Saved":
         return self._replace(block=None) if isinstance(self.block, Taped) else self

@@ -41,7 +41,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_revolve._compat.values import added, pick, spread, zeros
-from jax_revolve.engine.blocks import Single, Tape
+from jax_revolve.engine.blocks import Several, Single
 from jax_revolve.engine.buffers import Saved, Taped, runs_the_last_block
 from jax_revolve.engine.every import Every
 from jax_revolve.engine.far import Far
@@ -55,7 +55,7 @@ from jax_revolve.step.loop import Loop, Operands
 from jax_revolve.step.steps import Steps
 
 WAYS: tuple[type[Way], ...] = (Far, Every, Slots)
-BLOCKS: tuple[type[Block], ...] = (WalkBack, Single, Tape)
+BLOCKS: tuple[type[Block], ...] = (WalkBack, Single, Several)
 """The first that serves a plan reverses it."""
 
 

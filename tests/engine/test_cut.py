@@ -61,6 +61,20 @@ def with_policy(_: Any, u: Any, __: Any) -> Any:
     return jax.checkpoint(lambda u: named(None, u, None), policy=policy)(u)
 
 
+def recurrent(weights: Any, carry: Any, x: Any) -> Any:
+    """The tanh is the next state, and is also in a product with weights."""
+    state, total = carry
+    state = jnp.tanh(state @ weights["u"] + x)
+    return state, total + state @ weights["t"]
+
+
+def leapfrog(weights: Any, carry: Any, x: Any) -> Any:
+    """A leaf becomes another twice, and then a third."""
+    a, b, c = carry
+    after = jnp.tanh(a @ weights["u"] + jnp.sin(b @ weights["t"]) + jnp.cos(c @ weights["u"]) + x)
+    return b, c, after
+
+
 GATES = {"w": draw(0, 4, 8), "v": draw(1, 4, 8), "u": draw(2, 4, 4), "t": draw(3, 4, 4)}
 FOUR = {"w": draw(0, 4, 16), "v": draw(1, 4, 16), "b": draw(2, 16)}
 PAIR = (draw(0, 8, 3), draw(1, 8, 3))
@@ -72,6 +86,8 @@ CASES: dict[Callable[..., Any], tuple[Any, Any, Any, float, float]] = {
     pairs: (None, PAIR, None, 10 + 2 / 3, 0.5),
     named: (None, draw(0, 40), None, 4, 2),
     with_policy: (None, draw(0, 40), None, 2, 2),
+    recurrent: (GATES, (draw(7, 3, 4), draw(9, 3, 4)), draw(8, LENGTH, 3, 4), 1.5, 0.5),
+    leapfrog: (GATES, tuple(draw(i, 3, 4) for i in (7, 8, 9)), draw(8, LENGTH, 3, 4), 2, 1),
 }
 """Weights, carry, xs; and the residuals of a step in carries, as JAX keeps them and at least."""
 

@@ -29,6 +29,7 @@ import numpy as np
 
 from jax_revolve._compat.jaxprs import variables
 from jax_revolve._compat.values import bytes_of
+from jax_revolve.engine.tape.layout import given_as
 from jax_revolve.jaxprs.parts import between
 from jax_revolve.profiles.profile import Profile
 from jax_revolve.step.linearized import Linearized, Variable
@@ -56,10 +57,13 @@ class Cut(NamedTuple):
     same: list[Variable]
     recomputed: list[Any]
     work: float
+    given: dict[Variable, Variable]
+    """See `layout.given_as`."""
 
     @property
     def bytes(self) -> int:
-        return bytes_of(v.aval for v in self.kept)
+        """Of each step of a block."""
+        return bytes_of(v.aval for v in self.kept if v not in self.given)
 
     @property
     def is_elementwise(self) -> bool:
@@ -69,7 +73,13 @@ class Cut(NamedTuple):
 
 def best_cut(step: Linearized, profile: Profile) -> Cut:
     """The fastest cut, where each kept byte costs `saved_byte` nanoseconds."""
-    choices = [uncut(step), *(fewest_bytes(step, cheap) for cheap in (CHEAPEST, CHEAP))]
+    choices = [uncut(step)]
+    for cheap in (CHEAPEST, CHEAP):
+        choices.append(kept := fewest_bytes(step, cheap))
+        # What the step returns for a leaf that is kept is kept anyway, for the next step.
+        after = zip(step.carry, step.results, strict=False)
+        if free := set(variables([v for leaf, v in after if leaf in kept])).difference(kept):
+            choices.append(fewest_bytes(step, cheap, free))
     cuts = [cut_at(step, kept, profile) for kept in choices]
     return min(cuts, key=lambda cut: cut.work + profile.saved_byte * cut.bytes)
 
@@ -93,12 +103,15 @@ def cut_at(step: Linearized, kept: list[Variable], profile: Profile) -> Cut:
         return work_of_equations(eqns, profile)
 
     more = work_to(kept) - work_to(step.residuals) + work_of_equations(recomputed, profile)
-    return Cut(kept, step.in_order(same), recomputed, more)
+    given = given_as(kept, step.carry, step.results)
+    return Cut(kept, step.in_order(same), recomputed, more, given)
 
 
-def fewest_bytes(step: Linearized, cheap: Collection[str] = CHEAP) -> list[Variable]:
+def fewest_bytes(
+    step: Linearized, cheap: Collection[str] = CHEAP, free: Collection[Variable] = ()
+) -> list[Variable]:
     """The fewest bytes of variables from which the operations `cheap` recompute the residuals,
-    given the xs and the values that are the same for every step."""
+    given the xs and the values that are the same for every step, if some variables are `free`."""
     varying = step.varying.difference(step.x)
     residuals = varying.intersection(variables(step.residuals))
     needed = _needed(step.closed.jaxpr, residuals, varying, cheap)
@@ -107,7 +120,7 @@ def fewest_bytes(step: Linearized, cheap: Collection[str] = CHEAP) -> list[Varia
     for v, operands in needed.items():
         sources = [SOURCE] if operands is None else [nodes[u] + 1 for u in operands]
         unlimited += [(source, nodes[v]) for source in sources]
-    limits = {(node, node + 1): bytes_of([v.aval]) for v, node in nodes.items()}
+    limits = {(n, n + 1): bytes_of([] if v in free else [v.aval]) for v, n in nodes.items()}
     beyond = minimum_cut(limits, unlimited)
     return step.in_order({v for v, n in nodes.items() if n not in beyond and n + 1 in beyond})
 

@@ -32,6 +32,7 @@ from jax_revolve._compat.values import (
 )
 from jax_revolve.engine.codecs import encoded_types
 from jax_revolve.engine.tape.cut import Cut, best_cut, cut_at, uncut
+from jax_revolve.engine.tape.layout import Layout, Tape, broadcast
 from jax_revolve.engine.tape.weight_gradients import WeightGradients
 from jax_revolve.jaxprs.parts import between, part_of
 from jax_revolve.profiles.in_force import profile_in_force, profile_of_platform
@@ -85,7 +86,7 @@ def sizes_of(
         uncut=bytes_of(v.aval for v in by_jax),
         profile=profile,
         factors=bytes_of(weights.types) if weights else 0,
-        arrays=len(cut.kept),
+        arrays=len(cut.kept) - len(cut.given),
         journal=logged,
     )
     if loop.inverse is None:
@@ -106,19 +107,21 @@ class TapedStep:
 
     def __init__(self, step: Linearized, cut: Cut) -> None:
         self.step, self.cut = step, cut
+        self.layout = Layout(cut.kept, step.carry, cut.given)
         self.varies = [not is_literal(v) and v in step.varying for v in step.residuals]
 
-    def empty(self, block_size: int, at: Sequence[Any]) -> Buffers:
+    def empty(self, block_size: int, at: Sequence[Any]) -> Tape:
         """An empty tape, made where these values of the carry are known. XLA would merge the empty
         tapes of several loops into one, copy it for each of them, and hold all copies at once."""
-        buffers = _buffers([v.aval for v in self.cut.kept], block_size)
+        tape = self.layout.empty(block_size)
         if not at:
-            return buffers
+            return tape
         # A number, because XLA would hold an array between its barrier and the tape.
         zero = lax.optimization_barrier((np.int8(0), at[0]))[0]
-        is_number = [jnp.issubdtype(x.dtype, jnp.number) for x in buffers]
-        pairs = zip(buffers, is_number, strict=True)
-        return [x + zero.astype(x.dtype) if number else x for x, number in pairs]
+        is_number = [jnp.issubdtype(x.dtype, jnp.number) for x in tape.buffers]
+        pairs = zip(tape.buffers, is_number, strict=True)
+        buffers = [x + zero.astype(x.dtype) if number else x for x, number in pairs]
+        return tape._replace(buffers=buffers)
 
     def run(self, steps: Steps, inputs: Operands) -> tuple[list[Any], list[Any], list[Any]]:
         """Run one step. Returns the carry, y and the values to tape."""
@@ -134,18 +137,19 @@ class TapedStep:
         return not made.isdisjoint(after)
 
     def tape_steps(
-        self, steps: Steps, tape: Buffers, restarted: list[Any], start: Any, count: Any
-    ) -> tuple[list[Any], Buffers]:
+        self, steps: Steps, tape: Tape, restarted: list[Any], start: Any, count: Any
+    ) -> tuple[list[Any], Tape]:
         """Tape `count` steps from step `start` on, over another tape. Also returns what steps go on
         from after them."""
 
-        def step(i: jax.Array, state: tuple[list[Any], Buffers]) -> tuple[list[Any], Buffers]:
+        def step(i: jax.Array, state: tuple[list[Any], Tape]) -> tuple[list[Any], Tape]:
             restarted, tape = state
             inputs = steps.inputs(steps.whole(restarted), start + i)
             carry, y, stored = self.run(steps, inputs)
-            return steps.after(restarted, carry, y, start + i), write(tape, stored, i)
+            return steps.after(restarted, carry, y, start + i), self.layout.write(tape, stored, i)
 
-        return for_loop(0, count, step, (restarted, tape))
+        end, tape = for_loop(0, count, step, (restarted, tape))
+        return end, self.layout.end(tape, steps.whole(end))
 
     @cached_property
     def residuals(self) -> Callable[[Sequence[Any]], list[Any]]:
@@ -206,7 +210,7 @@ class Pullback:
         self._deferred = [block_size > 1 and deferred for deferred in weights.deferred]
         self._same, self._fixed = step.of_all_steps(steps.shared)
 
-    def through_block(self, taped: Buffers, start: Any, count: Any, gradient: Operands) -> Operands:
+    def through_block(self, taped: Tape, start: Any, count: Any, gradient: Operands) -> Operands:
         """Pull cotangents back through the `count` taped steps from `start` on.
 
         The block is pulled back in pieces, so that the factors of weight gradients are kept for one
@@ -223,11 +227,12 @@ class Pullback:
             def pull_back_step(i: jax.Array, state: _Pieces) -> _Pieces:
                 gradient, kept = state
                 entry = first + length - 1 - i
-                gradient, new = self.through_step(read(taped, entry), start + entry, gradient)
+                stored = self._step.layout.read(taped, entry, count)
+                gradient, new = self.through_step(stored, start + entry, gradient)
                 return gradient, write(kept, new, entry - base)
 
             gradient, kept = for_loop(0, length, pull_back_step, state)
-            entries = [lax.dynamic_slice_in_dim(x, base, piece) for x in taped]
+            entries = self._step.layout.slices(taped, base, piece, count)
             totals = weights.of_piece(entries, kept, self._fixed)
             sums = add(pick(gradient.consts, weights.deferred), totals)
             consts = substitute(gradient.consts, weights.deferred, sums)
@@ -275,4 +280,4 @@ class Pullback:
 
 
 def _buffers(types: list[AbstractValue], length: int) -> Buffers:
-    return [jnp.broadcast_to(z, (length, *z.shape)) for z in map(zeros, types)]
+    return [broadcast(z, length) for z in map(zeros, types)]
