@@ -113,7 +113,8 @@ class Explanation(Printed):
         if report is None:
             alone = "no gradient" if loop.residual_bytes else "keeps nothing"
             alone = alone if loop.is_own else "left alone"
-            return [*row, "needs max_steps" if loop.length is None else alone, "", "", ""]
+            is_refused = loop.length is None and loop.key in loop.program.alone
+            return [*row, "needs max_steps" if is_refused else alone, "", "", ""]
         memory, plan = readable(report.memory(report.plan)), report.plan
         runs = f"{at_most}{evaluations}"
         return [*row, memory, checkpoints_of(plan), str(plan.block_size), runs]

@@ -274,6 +274,14 @@ def test_a_loop_around_a_while_loop_of_lax_has_no_gradient() -> None:
     assert "needs max_steps" in str(explanation)
 
 
+def test_a_while_loop_of_lax_that_is_not_differentiated_needs_no_bound() -> None:
+    def loss(x: Any) -> Any:
+        start = lax.stop_gradient(x)
+        return jnp.sum(x * lax.while_loop(lambda x: jnp.all(x < 1), lambda x: 2 * x, start))
+
+    assert "needs max_steps" not in str(explain(loss)(jnp.ones(3)))
+
+
 def test_no_loops() -> None:
     explanation = explain(jnp.sin)(1.0)
     assert (explanation.loops, explanation.memory, explanation.memory_now) == ((), 0, 0)
