@@ -52,6 +52,7 @@ _typed_as_on_host_p = new_primitive(
         _typed_as_on_host_p.bind(*primals),
         _typed_as_on_host_p.bind(*map(instantiate, tangents)),
     ),
+    transpose=lambda cotangents, _: list(map(to_device, map(instantiate, cotangents))),
 )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from jax import lax
 
 from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, facts_of, with_equations
+from jax_revolve._compat.memories import is_host_type, is_on_host, typed_as_on_host
 from jax_revolve._compat.values import AbstractValue, as_array, explicit_mesh, laid_out
 from jax_revolve.jaxprs.parts import without_dead_code
 from jax_revolve.schedule.options import Options
@@ -108,7 +109,10 @@ class Loop(NamedTuple):
     def step(
         self, consts: list[Any], carry: list[Any], x: list[Any]
     ) -> tuple[list[Any], list[Any]]:
-        used = consts[self.num_condition_consts :]
+        used, types = consts[self.num_condition_consts :], self.jaxpr.in_avals
+        # An entry of xs in the host's memory is read from there: see `storage.buffers`.
+        pairs = zip(x, types[len(types) - len(x) :], strict=True)
+        x = [typed_as_on_host(v) if is_host_type(t) and not is_on_host(v) else v for v, t in pairs]
         return self.results(call_jaxpr(self.jaxpr)(*used, *carry, *x))
 
     def holds(self, consts: list[Any], carry: list[Any]) -> Any:

@@ -204,3 +204,25 @@ def test_a_step_with_a_policy_that_offloads(policy: Any, options: Any, placed: s
     np.testing.assert_allclose(jax.jit(ours)(x), jax.jit(theirs)(x), rtol=1e-4)
     types = re.findall(r"f32<host>\[[\d,]*\]", str(jax.make_jaxpr(ours)(x)))
     assert set(types) - {"f32<host>[]"} == placed  # a constant fills the tape
+
+
+@pytest.mark.parametrize("is_checked", [True, False])
+@pytest.mark.parametrize("block_size", [1, 2])
+def test_values_on_the_host_under_checks(block_size: int, is_checked: bool) -> None:
+    """A step reads xs in the host's memory from there, and JAX checks types: those of a policy, and
+    those of the user."""
+    scan: Any = partial(checkpointed_scan, checkpoints=3, block_size=block_size)
+
+    def of_xs(scan: Any, x: Any) -> Any:
+        step = lambda c, s: (jnp.sin(c) * jax.device_put(s, jax.memory.Space.Device), None)  # noqa: E731
+        xs = jax.device_put(jnp.linspace(0.5, 1.0, STEPS), jax.memory.Space.Host)
+        return jnp.sum(scan(step, x, xs)[0])
+
+    def kept(scan: Any, x: Any) -> Any:
+        return jax.checkpoint(partial(loss, scan), policy=OFFLOADED)(x)
+
+    for program in (of_xs, kept):
+        expected = jax.grad(partial(program, lax.scan))(X)
+        with jax.enable_checks(is_checked):
+            ours = jax.jit(jax.grad(partial(program, scan)))(X)
+        np.testing.assert_allclose(ours, expected, rtol=1e-5)
