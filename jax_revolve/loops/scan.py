@@ -95,10 +95,10 @@ def checkpointed_scan(
         device. `None`, the default, stores them as they are, on the device.
     - `plan`: instead of all of these, a plan made by `jax_revolve.plan` for a loop of this length.
     - `progress`: `True` shows a bar of tqdm for each sweep over the loop, forward and reverse. A
-        [`jax_revolve.typing.ProgressMeter`][] shows progress in another way. Recomputed steps, and
-        derivatives of reverse-mode derivatives, show nothing. A bar counts steps, not examples or
-        devices: `jax.vmap` and `jax.shard_map` show one bar. It has about a hundred updates, and
-        fewer if steps are quick. `jax.effects_barrier()` waits for the last update.
+        [`jax_revolve.typing.ProgressMeter`][] shows progress in another way. Recomputed steps show
+        nothing. A bar counts steps, not examples or devices: `jax.vmap` and `jax.shard_map` show
+        one bar. It has at most about a hundred updates, and fewer if steps are quick.
+        `jax.effects_barrier()` waits for the last update.
     - `inverse`: `inverse(carry, x, y)` returns the carry before a step, from the carry after it,
         the step's x and its y. Reverse mode then walks back by one inverse a step, and tapes
         nothing. After each `block_size` steps it goes on from an exact carry, of which

@@ -188,13 +188,13 @@ def _types(loop: Loop) -> Operands:
 Decisions: TypeAlias = Mapping[Key, Decided]
 
 
-def decisions(jaxpr: Any, own: Set[Key]) -> Decisions:
-    """What each loop with a key decided in a derivative. Of this library's `own` loops, those that
-    carry nothing between their steps are not swept forward: only their reverse sweep is there."""
+def decisions(jaxpr: Any, keys: Set[Key]) -> Decisions:
+    """What each loop with one of these keys decided in a derivative. Those that carry nothing
+    between their steps are not swept forward: only their reverse sweep is there."""
     found = _decisions(jaxpr, is_forward_sweep)
-    if not own <= found.keys():
+    if not keys <= found.keys():
         late = _decisions(jaxpr, lambda e: is_forward_sweep(e) or is_reverse_sweep(e))
-        found |= {key: late[key] for key in own & (late.keys() - found.keys())}
+        found |= {key: late[key] for key in late.keys() - found.keys()}
     return found
 
 

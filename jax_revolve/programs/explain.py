@@ -134,8 +134,8 @@ class Explanation(Printed):
             )
         if self._takes_derivatives:
             yield (
-                "The function takes a derivative itself, so its loops are hidden or cannot change: "
-                "pass the function that is differentiated."
+                "The function takes a derivative itself. For the plans of other options, pass the "
+                "function that is differentiated."
             )
         for name, reason in self.not_entered.items():
             yield f"The loops in {name} are left alone: {reason}."
@@ -154,7 +154,8 @@ def explain(
     Nothing runs: the gradient of `fun` is traced, so arguments may be shapes, and `explain` also
     works inside `jax.jit`. If `fun` takes derivatives itself, the report is on the loops that it
     then runs. Sizes are for one device inside `jax.shard_map`, and where types carry the sharding
-    (`AxisType.Explicit`); elsewhere they count whole arrays.
+    (`AxisType.Explicit`); elsewhere they count whole arrays. Of `jax.vmap(jax.grad(f))`, they are
+    for one example.
 
     **Arguments:**
 

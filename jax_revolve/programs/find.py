@@ -183,9 +183,7 @@ class Program:
         closed = with_keys(self.closed, {loop.key for loop in self.loops})
         open_loops = [loop for loop in self.loops if self.is_open(loop, replacements)]
         replaced = replace_loops(closed, {**replacements, **_with_one_checkpoint(open_loops)})
-        return decisions(
-            gradient_of(replaced, mask), {loop.key for loop in self.loops if loop.is_own}
-        )
+        return decisions(gradient_of(replaced, mask), {loop.key for loop in self.loops})
 
     @cached_property
     def alone(self) -> Decisions:
@@ -216,12 +214,12 @@ class Program:
         return any(self.is_open(o, replacements or {}) and o.key in self.alone for o in inside)
 
     def directly_in(self, loop: FoundLoop) -> list[FoundLoop]:
-        """The loops of lax in a step whose residuals are among the step's."""
+        """The loops in a step whose residuals are among the step's."""
         inside = [o for o in self.loops if is_in(o.key, loop.key)]
         return [
             inner
             for inner in inside
-            if not inner.is_own and inner.key in self.alone
+            if inner.key in self.alone
             if not any(is_in(key, loop.key) for key in inner.recomputed)
             if not any(is_in(inner.key, other.key) for other in inside)
         ]

@@ -134,6 +134,12 @@ class _Search:
     def result(self) -> Fitted:
         best = self.attempt(UNLIMITED)
         memory, size, kept, program = best if best.bytes <= self.limit else self.search(best)
+        if size == best.bytes > self.limit:
+            raise ValueError(
+                f"limit must be at least {size} bytes here, but is {self.limit}, and no budget "
+                "changes that: the function that make returns must give its loops the memory that "
+                "make is given, or is too large without them. Pass smaller arguments or more."
+            )
         if size > self.limit:
             raise ValueError(
                 f"limit must be at least {size} bytes here, but is {self.limit}: with the least "

@@ -45,6 +45,7 @@ from jax_revolve.profiles.in_force import profile_in_force
 from jax_revolve.progress.meters import FORWARD, REVERSE, UNKNOWN, Listener
 from jax_revolve.step.loop import Loop, once, with_carries
 from jax_revolve.step.work import is_estimated, work_of
+from jax_revolve.storage.buffers import for_all
 
 T = TypeVar("T")
 
@@ -126,10 +127,14 @@ def _types(count: Any, total: Any, *values: Any, report: Report) -> Any:
 
 
 def _batch(axis: Any, flat: Any, dims: Any, report: Report) -> Any:
-    """A bar counts the steps of the longest example."""
-    del axis
+    """A bar counts the steps of the longest example. The tick has an axis of examples if anything
+    has, so the steps report as often as those of all examples take time."""
     numbers = [x if d is None else jnp.max(x, axis=d) for x, d in zip(flat[:2], dims, strict=False)]
     flat, dims = _with_tick_last(flat[2:], dims[2:])
+    if report.place == START and dims[0] is None and len({*dims}) > 1:
+        flat, dims = [for_all(axis.size, flat[0], False), *flat[1:]], [0, *dims[1:]]
+    if dims[0] is not None:
+        report = report._replace(least=-(-report.least // max(axis.size, 1)))
     return report_p.bind(*numbers, *flat, report=report), report.kept(dims)
 
 

@@ -156,6 +156,8 @@ def test_a_limit_that_is_too_small_says_what_is_needed() -> None:
     assert fit(scanned, least)(STATE).bytes == least
     with pytest.raises(ValueError, match=f"^limit must be at least {least} bytes here, but is"):
         fit(scanned, least - 1)(STATE)
+    with pytest.raises(ValueError, match="no budget changes that: the function that make returns"):
+        fit(lambda memory: jnp.sin, 1)(STATE)
 
 
 def test_which_bytes_count() -> None:

@@ -195,6 +195,22 @@ def test_reports_are_thinned() -> None:
     assert run(jnp.sin) == [1000]
 
 
+def test_a_batch_takes_longer_and_reports_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its reports were those of one example."""
+    monkeypatch.setattr(reports, "BETWEEN_REPORTS", 1e5)
+
+    def loss(x: Any) -> Any:
+        step = lambda x, _: (jnp.sin(x), None)  # noqa: E731
+        return checkpointed_scan(step, x, length=300, progress=meter)[0].sum()
+
+    examples = jnp.ones((1000, 5))
+    total = lambda x: jnp.sum(jax.vmap(loss)(x))  # noqa: E731
+    few, several = jax.jit(jax.grad(loss)), jax.jit(jax.grad(total))
+    for f, x, is_frequent in [(few, examples[0], False), (several, examples, True)]:
+        meter.of(lambda f=f, x=x: f(x))
+        assert [(len(bar[2]) > 3) for bar in meter.bars] == [is_frequent, is_frequent]
+
+
 @pytest.mark.unchecked
 @pytest.mark.usefixtures("every_step")
 def test_a_report_is_one_more_branch_of_the_same_loop() -> None:
