@@ -162,7 +162,7 @@ class _Search:
             number = 0 if low < 0 and is_last else min(max(number, low + 1), high - 1)
             a = tried[number] = self.attempt(self.budget(number))
             if last is unlimited and inf > a.bytes > self.limit:
-                slope = max((a.bytes - a.kept) / a.memory, 1.0)  # at most
+                slope = max((a.bytes - a.kept) / max(a.memory, 1), 1.0)  # at most
             elif last is not unlimited and a.bytes != last.bytes and max(a.bytes, last.bytes) < inf:
                 slope = max((a.bytes - last.bytes) / (a.memory - last.memory), 1e-3)
             last, next_one = a, self.budget(number + 1) - a.memory

@@ -384,8 +384,8 @@ def test_the_report_is_a_table() -> None:
     words = lines[1].split()
     # Five states, the residuals of one step, and a carry.
     assert " ".join(words[2:]) == "400 1 400 B 400 B 160 kB 2.8 kB 5 1 2344"
-    # lax keeps 400 + 50 + 30 * 40 states; the plans five for each of the outermost loops, and in the
-    # third a carry, the residuals of a step, four checkpoints, and of the inner one both again.
+    # lax keeps 400 + 50 + 30 * 40 states; the plans five for each of the outermost loops, and in
+    # the third a carry, the residuals of a step, four checkpoints, and of the inner one both again.
     assert lines[-1].split() == ["together", "660", "kB", "9.2", "kB", str(report.evaluations)]
     assert report.memory == 23 * 400
     short = explain(partial(sines, length=15))(X)
