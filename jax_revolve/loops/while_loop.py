@@ -117,7 +117,8 @@ def bounded_while_loop(
     - `cond_fun`, `body_fun`, `init_val`: as `jax.lax.while_loop`.
     - `max_steps`: the most steps to take: an int from 0 to `2**31 - 1`, known when the loop is
         traced. `None` means no bound: evaluation and forward mode work, and with an int for
-        `checkpoints` also first-order reverse mode, of a loop of at most `2**31 - 1` steps.
+        `checkpoints` also reverse mode, of a loop of at most `2**31 - 1` steps. The derivatives of
+        a gradient that run nested scans (see above) need a bound.
     - `checkpoints`: the number of carries to store at once, the initial one included: an int >= 1.
         `"all"` stores one for each block up to the bound.
     - `block_size`, `memory`: as [`jax_revolve.checkpointed_scan`][]. The budget `memory` holds even
@@ -155,8 +156,7 @@ def bounded_while_loop(
         or `plan` is not as above, or excludes another one that is given;
     - what [`jax_revolve.checkpointed_scan`][] raises if `storage` cannot be used;
     - `ValueError` in reverse mode if `max_steps` and `checkpoints` are both `None`, if `memory` is
-        less than the least possible, and if the gradient of a loop without a bound is
-        differentiated;
+        less than the least possible, and if a derivative that runs nested scans has no bound;
     - `NotImplementedError` if a budget is given for a loop that cannot recompute steps, as
         [`jax_revolve.checkpointed_scan`][], or if `cond_fun` writes to a mutable reference;
     - an error at run time if the bound stops the loop, unless `throw=False`: `jax.jit` passes it on
@@ -256,8 +256,14 @@ def run_from(start: Any, fun: Callable[[Any], Any], run: Callable[[Loop, list[An
         return run_around_loop(lambda: fun(start), run)
 
 
+ADVICE = (
+    "Pass a larger max_steps, or throw=False, with which bounded_while_loop returns the value that "
+    "it has then."
+)
+
+
 def run_or_raise(
-    loop: Loop, operands: list[Any], progress: Listener | None = None
+    loop: Loop, operands: list[Any], progress: Listener | None = None, advice: str = ADVICE
 ) -> tuple[jax.Array, Sequence[Any]]:
     """The number of steps of a while loop, and its results, with an error at run time if the bound
     stopped it. We compare steps with the bound, too, because the condition, evaluated once more for
@@ -268,7 +274,7 @@ def run_or_raise(
     where = source_of_function(loop.jaxpr)
     stopped = once(loop, ("stopped",), lambda: jax.jit(partial(_is_stopped, loop)))
     stopped = stopped(steps, loop.operands(operands).consts, list(results))
-    return _raise_if(stopped, (steps, results), loop.length, where)
+    return _raise_if(stopped, (steps, results), loop.length, where, advice)
 
 
 def _is_stopped(loop: Loop, steps: jax.Array, consts: Any, results: list[Any]) -> jax.Array:
@@ -285,10 +291,9 @@ def _is_stopped(loop: Loop, steps: jax.Array, consts: Any, results: list[Any]) -
     return is_full & lax.cond(unvmap_any(is_full), holds, lambda: jnp.zeros_like(is_full))
 
 
-def _raise_if(stopped: jax.Array, value: Any, max_steps: int, where: Any) -> Any:
+def _raise_if(
+    stopped: jax.Array, value: Any, max_steps: int, where: Any, advice: str = ADVICE
+) -> Any:
     where = where if isinstance(where, str) else getattr(where, "__name__", repr(where))
-    message = (
-        f"The loop over {where} did not finish within max_steps={max_steps} steps. Pass a larger "
-        "max_steps. With throw=False, bounded_while_loop returns the value that it has then."
-    )
+    message = f"The loop over {where} did not finish within max_steps={max_steps} steps. {advice}"
     return raise_if(stopped, value, message)

@@ -128,7 +128,7 @@ class Choice:
                 f"where must return a bool or a dict, but returns {said!r} of type "
                 f"{type(said).__name__} for the loop {loop.name!r} of {loop.source}."
             )
-        allowed = [field.name for field in fields(options)]
+        allowed = [field.name for field in fields(options) if not field.kw_only]  # the user's
         for name in said:
             if name not in allowed:
                 raise ValueError(

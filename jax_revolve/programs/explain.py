@@ -21,6 +21,7 @@ from jax_revolve.programs.find import (
     Replacements,
     find_differentiated,
     find_not_entered,
+    is_in,
     takes_derivatives,
 )
 from jax_revolve.programs.rewrite import Traced, check_function, inputs_of, trace
@@ -116,7 +117,9 @@ class Explanation(Printed):
             is_refused = loop.length is None and loop.key in loop.program.alone
             return [*row, "needs max_steps" if is_refused else alone, "", "", ""]
         memory, plan = readable(report.memory(report.plan)), report.plan
-        runs = f"{at_most}{evaluations}"
+        outer = (o for o, _, _ in self._rows if is_in(loop.key, o.key))
+        is_most = at_most or any(o.kind == "while" for o in outer)
+        runs = f"{'<= ' if is_most else ''}{evaluations}"
         return [*row, memory, checkpoints_of(plan), str(plan.block_size), runs]
 
     def _remarks(self) -> Iterator[str]:

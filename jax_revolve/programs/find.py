@@ -79,8 +79,9 @@ class FoundLoop:
     - `runs`: how often it runs, at most: as often as the loops around it have steps. `None` inside
         a while loop without a bound.
     - `is_own`: whether it is a loop of this library, not of `jax.lax`.
-    - `bound`: the most steps of a while loop, if its condition contains `counter < constant`, where
-        the counter starts at a known value and each step adds the same number to it.
+    - `bound`: the most steps of a while loop, if its condition, or a part of it joined by `&`,
+        compares an integer with a constant. Each step must add the same number to that, and its
+        start must be known.
     - `is_equinox`: whether it is a loop of Equinox with `kind="checkpointed"`.
     - `carry_bytes`: the bytes of its carry.
     - `residual_bytes`: the most bytes that `jax.lax` keeps of each step for the reverse pass,
@@ -420,11 +421,14 @@ class Replacement:
 
     def equation(self, eqn: Any) -> Any:
         if self.plan is None:
+            bound = self.of.bound
+            said = "its condition does not say one"
+            said = said if bound is None else f'max_steps="loop" would read {bound}'
             message = (
                 f"max_steps must be an int to differentiate the loop {self.of.name!r} of "
-                f"{self.of.source} in reverse mode, but is None: it is a while loop, which has no "
-                "reverse mode without a bound. Pass max_steps, the most steps that it may take, or "
-                "checkpoints, the number of carries to store, to checkpoint_loops, or for this "
+                f"{self.of.source} in reverse mode: it is a while loop, which has no reverse mode "
+                f"without a bound, and {said}. Pass max_steps, the most steps that it may take, "
+                "or checkpoints, the number of carries to store, to checkpoint_loops, or for this "
                 "loop alone by where."
             )
 
@@ -441,7 +445,8 @@ class Replacement:
         def run(*operands: Any) -> Any:
             if not can_stop_early:
                 return run_loop(loop, list(operands), self.progress)
-            return run_or_raise(loop, list(operands), self.progress)[1]
+            advice = "Pass a larger max_steps to checkpoint_loops, or for this loop alone by where."
+            return run_or_raise(loop, list(operands), self.progress, advice)[1]
 
         return call_in_place(run, eqn, self.of.enclosing)
 

@@ -132,7 +132,7 @@ def checkpoint_loops(
         `throw=True`. `"loop"` reads the bound of each loop from its condition, as `bound` of
         [`jax_revolve.typing.FoundLoop`][]; of two bounds, the smaller counts. While loops without a
         bound are left alone, and reverse mode raises an error that names them, unless `checkpoints`
-        is an int: they can then be differentiated once in reverse. Loops of Equinox always use
+        is an int, as [`jax_revolve.bounded_while_loop`][]. Loops of Equinox always use
         their bound, and without one keep Equinox's derivative.
     - `where`: a function of each [`jax_revolve.typing.FoundLoop`][] that is long enough. It returns
         whether to checkpoint the loop, or a dict of options for it: any of `checkpoints`,
@@ -149,7 +149,7 @@ def checkpoint_loops(
 
     - `TypeError` or `ValueError` if an argument is not as above;
     - `ValueError` in reverse mode if `memory` is less than the least possible, which the error
-        states, or through a while loop without a bound;
+        states, or through a while loop without a bound and without `checkpoints`;
     - what `fun` and the loops raise.
 
     !!! Example
