@@ -14,7 +14,7 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 from jax.dtypes import float0
 
-from jax_revolve._compat.memories import is_on_host, to_device, to_host
+from jax_revolve._compat.memories import is_on_host, to_device, to_host, typed_as_on_host
 from jax_revolve._compat.values import AbstractValue, explicit_mesh, tangent_type, zeros
 
 Buffers: TypeAlias = list[Any]
@@ -100,9 +100,16 @@ def _at(function: Any, axis: int = 0) -> Any:
         index, result = primals[0], linear(*primals)
         if tangent_type(result).dtype == float0:
             return result, np.zeros(result.shape, float0)
-        return result, linear(index, *tangents[1:])
+        return result, linear(index, *map(_beside, tangents[1:], primals[1:]))
 
     return linear
+
+
+def _beside(tangent: Any, value: Any) -> Any:
+    """The tangent in the memory of its value. With `jax_custom_jvp3`, JAX makes zeros on the
+    device."""
+    is_beside = is_on_host(tangent) or not is_on_host(value)
+    return tangent if is_beside else typed_as_on_host(tangent)
 
 
 def _sharded_as(value: Any, buffer: Any, axis: int) -> Any:

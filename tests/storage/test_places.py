@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 from jax import lax
 from support.asked import explained_scan, for_bound, for_scan
+from support.calls import option
 from support.evaluations import evaluations, steps_executed
 from support.oracles import assert_close
 
@@ -474,3 +476,24 @@ def test_a_sharded_carry_on_an_explicit_mesh(name: str, tmp_path: Path) -> None:
         gradients = map(jax.vmap, gradients)
     found, expected = (jax.jit(gradient)(x) for gradient in gradients)
     np.testing.assert_allclose(found, expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize("is_switched", [True, False])
+def test_slots_without_tangents_on_the_host(is_switched: bool) -> None:
+    """In a Hessian-vector product, the first slots have none. With `jax_custom_jvp3`, JAX fills in
+    zeros, which were on the device."""
+
+    def loss(scan: Any, w: Any, x: Any) -> Any:
+        return jnp.sum(scan(lambda c, _: (jnp.sin(w @ c), None), x, None, 9)[0] ** 2)
+
+    def product(scan: Any, w: Any) -> Any:
+        x = jnp.linspace(0.5, 1.0, 6).reshape(2, 3)
+        gradient = jax.grad(lambda w: jnp.sum(jax.vmap(partial(loss, scan, w))(x)))
+        return jax.jvp(gradient, (w,), (jnp.cos(w),))[1]
+
+    places: Any = {"checkpoints": 1, "storage": HostMemory(checkpoints=2, transfer=0.1)}
+    w = jnp.linspace(0.1, 0.5, 9).reshape(3, 3)
+    expected = jax.jit(partial(product, lax.scan))(w)
+    with option("jax_custom_jvp3") if is_switched else nullcontext():
+        ours = jax.jit(partial(product, partial(checkpointed_scan, **places)))(w)
+    np.testing.assert_allclose(ours, expected, rtol=1e-5)
