@@ -14,6 +14,7 @@ from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, context_of, is_l
 from jax_revolve._compat.values import as_array, bytes_of, pick, substitute
 from jax_revolve.jaxprs.parts import without_consts
 from jax_revolve.layers.checkpointed import Checkpointed
+from jax_revolve.loops.variables import with_changes
 from jax_revolve.profiles.in_force import profile_in_force
 from jax_revolve.schedule.chain import Layers
 from jax_revolve.step.work import work_of
@@ -78,7 +79,16 @@ class TracedLayer(NamedTuple):
     def of(cls, layer: Layer, *inputs: Any) -> "TracedLayer":
         """A layer with inputs of these types. Its weights are inputs, too."""
         fun = lambda call, *others: layer._replace(call=call).run(*others)  # noqa: E731
-        closed, types, rest = eqx.filter_make_jaxpr(fun)(layer.call, *inputs)
+        closed, (types, changes), (rest, _) = eqx.filter_make_jaxpr(with_changes(fun))(
+            layer.call, *inputs
+        )
+        if changes:
+            raise TypeError(
+                f"layers must not change variables of Flax NNX modules, as {layer.name} does: "
+                "checkpointed_chain would lose the changes. Give a layer that draws random numbers "
+                "its key, as lambda x, key: layer(x, rngs=nnx.Rngs(key)), or run the layers by "
+                "nnx.scan in jax_revolve.checkpoint_loops."
+            )
         program, consts = without_consts(closed)
         run = jax.jit(call_jaxpr(program))
         return cls(program, run, list(consts), jax.tree.structure(types), rest)

@@ -9,6 +9,7 @@ primitive (`autodiff.loop`), to which JAX applies its transformations.
 - `inverse`: the step of a scan together with its inverse.
 - `options`: from `checkpoints=`, `block_size=`, `memory=` and `storage=` to a plan or a request,
   and a test of whether the storage works on this machine.
+- `variables`: of Flax NNX modules, which functions change in place.
 
 May import `autodiff` and all rooms below it. `layers`, `programs` and `integrations` import this
 one.

@@ -27,6 +27,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from jax_revolve._compat.interpreters import filtered_traceback
 from jax_revolve._compat.values import is_traced, pick, substitute
+from jax_revolve.loops.variables import change, values_of, variables_in
 from jax_revolve.programs.fit import program_bytes
 from jax_revolve.schedule.arguments import Memory, called_as, check_integer, mistyped, parse_bytes
 from jax_revolve.schedule.report import Printed
@@ -145,7 +146,10 @@ def certify(
 
     @filtered_traceback
     def certified(*args: Any, **kwargs: Any) -> Certificate:
+        # Of Flax NNX modules: the runs below must begin where the gradient began.
+        before = dict(enumerate(values_of(variables_in((args, kwargs)))))
         found = gradient(*args, **kwargs)
+        change((args, kwargs), before)
         flat, tree = tree_flatten_with_path([args[n] for n in numbers])
         given = dict(tree_flatten_with_path([found] if isinstance(argnums, int) else found)[0])
         is_active = [_is_active(x) for _, x in flat]
@@ -157,9 +161,10 @@ def certify(
         for name, (path, leaf) in zip(names, leaves.items(), strict=True):
             if path not in given or np.shape(given[path]) != np.shape(leaf):
                 other = f"has {np.shape(given[path])}" if path in given else "has none"
+                as_ = f"jax.grad(fun, argnums={argnums}{', allow_int=True' if before else ''})"
                 raise TypeError(
                     f"gradient must return an array of shape {np.shape(leaf)} for {name}, as "
-                    f"jax.grad(fun, argnums={argnums}) does, but what it returns {other}."
+                    f"{as_} does, but what it returns {other}."
                 )
 
         def value_of(*active: Any) -> Any:

@@ -21,7 +21,7 @@ from jax_revolve._compat.interpreters import filtered_traceback
 from jax_revolve._compat.memories import text_of
 from jax_revolve._compat.values import bytes_of
 from jax_revolve.jaxprs.walk import inner_jaxprs
-from jax_revolve.programs.rewrite import variables_in
+from jax_revolve.loops.variables import variables_in
 from jax_revolve.progress.meters import Show, share_bar
 from jax_revolve.schedule.arguments import (
     Memory,

@@ -19,6 +19,7 @@ from jax_revolve.jaxprs.equations import is_shard_map, source_of
 from jax_revolve.jaxprs.evaluate import call_in_place
 from jax_revolve.jaxprs.parts import without_consts
 from jax_revolve.jaxprs.walk import inner_programs, with_inner_programs
+from jax_revolve.loops.variables import change, places_of, variables_in, with_changes
 from jax_revolve.programs.batched import is_batched, run_batched
 from jax_revolve.programs.bounds import read_bounds
 from jax_revolve.programs.budget import run_sharing
@@ -181,9 +182,9 @@ def _checkpoint(choice: Choice, fun: Callable[..., Any]) -> Callable[..., Any]:
     if variables_in(module):  # a Flax NNX module or a method of one: its variables may change
         return wraps(method)(partial(_checkpoint(choice, method), module))
 
-    def run(fun: Callable[..., Any], args: Any, kwargs: Any, kinds: Any) -> Any:
+    def run(fun: Callable[..., Any], args: Any, kwargs: Any, places: Any, kinds: Any) -> Any:
         del kinds
-        traced = trace(_with_changes(fun), args, kwargs)
+        traced = trace(with_changes(fun, places), args, kwargs)
         _warn(find_not_entered(traced.closed), choice.shortest)
         replacements, budget = choice.replacements(traced.loops)
         _warn_of_nothing(choice, traced, replacements)
@@ -201,8 +202,9 @@ def _checkpoint(choice: Choice, fun: Callable[..., Any]) -> Callable[..., Any]:
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
         if is_jit_disabled():
             return fun(*args, **kwargs)
-        result, changes = compiled(fun, args, kwargs, _kinds((fun, args, kwargs)))
-        _change((args, kwargs), changes)
+        places = places_of((args, kwargs))
+        result, changes = compiled(fun, args, kwargs, places, _kinds((fun, args, kwargs)))
+        change((args, kwargs), changes)
         return result
 
     return checkpointed
@@ -324,41 +326,3 @@ def check_function(fun: object) -> None:
             f"fun must be a function, but is {fun!r} of type {type(fun).__name__}. Pass the "
             "function itself, not what it returns."
         )
-
-
-# Variables of Flax NNX modules: a traced function changes copies of its arguments. So, as in
-# `flax.nnx.jit`, it also returns the changes, which we make in the caller's variables.
-
-
-def variables_in(tree: Any) -> list[Any]:
-    """The variables in a tree; none where Flax is not imported."""
-    if (nnx := sys.modules.get("flax.nnx")) is None:
-        return []
-    is_variable = lambda x: isinstance(x, nnx.Variable)  # noqa: E731
-    return [x for x in jax.tree.leaves(tree, is_leaf=is_variable) if is_variable(x)]
-
-
-def _with_changes(fun: Callable[..., Any]) -> Callable[..., tuple[Any, dict[int, Any]]]:
-    """The function with a second result: the new values, by index, of variables that it changes."""
-
-    def run(*args: Any, **kwargs: Any) -> tuple[Any, dict[int, Any]]:
-        variables = variables_in((args, kwargs))
-        before = [variable.get_raw_value() for variable in variables]
-        result = fun(*args, **kwargs)
-        after = [variable.get_raw_value() for variable in variables]
-        pairs = enumerate(zip(after, before, strict=True))
-        return result, {i: new for i, (new, old) in pairs if new is not old}
-
-    return run
-
-
-def _change(tree: Any, changes: Mapping[int, Any]) -> None:
-    """Make the changes in the variables of a tree."""
-    variables = variables_in(tree)
-    for i, value in changes.items():
-        if sum(other is variables[i] for other in variables) > 1:
-            raise ValueError(
-                f"checkpoint_loops cannot change {variables[i]!r}, which its arguments hold more "
-                "than once: each place would have a change of its own. Pass the module once."
-            )
-        variables[i].set_raw_value(value)

@@ -10,7 +10,7 @@ from flax import nnx
 from flax.errors import TraceContextError
 from jax import lax
 
-from jax_revolve import checkpoint_loops
+from jax_revolve import certify, checkpoint_loops, checkpointed_chain
 
 pytestmark = pytest.mark.usefixtures("default_precision")
 
@@ -76,5 +76,53 @@ def test_what_cannot_change_is_refused() -> None:
     with pytest.raises(TraceContextError) as raised:
         checkpoint_loops(lambda x: loss(model, x))(X)
     assert any("Pass the NNX module as an argument" in note for note in raised.value.__notes__)
-    with pytest.raises(ValueError, match=r"more than once: .* Pass the module once"):
-        checkpoint_loops(lambda pair, x: loss(pair[0], x))((model, model), X)
+
+
+class Tied(Model):
+    """Two places have the same layers, and so do two others the same random counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last, self.rngs = self.norm, self.dropout.rngs
+
+    def __call__(self, x: Any) -> Any:
+        return self.last(super().__call__(x))
+
+
+@pytest.mark.parametrize("is_pair", [False, True])
+def test_variables_that_stand_in_several_places(is_pair: bool) -> None:
+    """They were an error, which said to pass the module once."""
+    ours, theirs = Tied(), Tied()
+    call = (lambda m, x: loss(m[0], x) + loss(m[1], x)) if is_pair else loss
+    arguments = [(m, m) if is_pair else m for m in (ours, theirs)]
+    for _ in range(2):
+        functions = checkpoint_loops(call), nnx.jit(call)
+        values = [f(m, X) for f, m in zip(functions, arguments, strict=True)]
+        np.testing.assert_allclose(*values, rtol=1e-5)
+    states = [jax.tree.leaves(nnx.state(m, nnx.BatchStat)) for m in (ours, theirs)]
+    for each in zip(*states, strict=True):
+        np.testing.assert_allclose(*each, rtol=1e-5)
+    assert ours.dropout.rngs.count[...] == theirs.dropout.rngs.count[...] == 2 + 2 * is_pair
+
+
+def test_layers_that_change_their_variables_are_refused() -> None:
+    """The changes were lost: each call drew the same random numbers."""
+    dropout = nnx.Dropout(0.3, rngs=nnx.Rngs(0))
+    with pytest.raises(TypeError, match=r"layers must not change .* as layer 1 \(Dropout\) does"):
+        checkpointed_chain([jnp.tanh, dropout], X)
+    drawn = lambda x, key: dropout(x, rngs=nnx.Rngs(key))  # noqa: E731
+    assert jnp.any(checkpointed_chain([jnp.tanh, drawn], X, key=jax.random.key(0)) == 0)
+
+
+def test_a_certificate_begins_where_the_gradient_began() -> None:
+    """A gradient that draws random numbers advanced their count first."""
+    model = Model()
+
+    def gradient(model: Any) -> Any:
+        found = jax.grad(lambda m: loss(m, X), allow_int=True)(model)
+        nnx.grad(loss)(model, X)  # draws, too
+        return found
+
+    assert certify(lambda m: loss(m, X), gradient)(model).error < 1e-5
+    with pytest.raises(TypeError, match=r"as jax.grad\(fun, argnums=0, allow_int=True\) does"):
+        certify(lambda m: loss(m, X), lambda m: nnx.grad(loss)(m, X))(model)
