@@ -17,6 +17,7 @@ from jax_revolve._compat.interpreters import (
     linearizations,
     register,
     register_transpose,
+    register_with_remat3,
 )
 from jax_revolve._compat.jaxprs import call_jaxpr, pruned
 from jax_revolve._compat.values import AbstractValue, is_zero
@@ -104,6 +105,12 @@ def new_primitive(
     if recomputed is not None:
         rule = partial(_split_equation, recomputed)
         pe.partial_eval_jaxpr_custom_rules[primitive] = rule
+
+        def run_twice(_: Any, *operands: Any, **params: Any) -> Any:
+            again = partial(primitive.bind, **recomputed(params))
+            return primitive.bind(*operands, **params), (), lambda _, *operands: again(*operands)
+
+        register_with_remat3(primitive, run_twice)
     return primitive
 
 

@@ -228,6 +228,8 @@ def _warn_of_nothing(choice: Choice, traced: Traced, replacements: Mapping[Key, 
     if not changed.isdisjoint(outside_derivatives(traced.closed)):
         return
     left = ", ".join(f"{loop.name} of {loop.source}" for loop in traced.loops)
+    if any(loop.length is not None and loop.length < choice.shortest for loop in traced.loops):
+        left += f" (scans of fewer than min_length={choice.shortest} steps are)"
     why = f"it leaves all of them alone: {left}" if left else "the function runs none"
     if takes_derivatives(traced.closed):
         why = "the function takes a derivative itself: write jax.grad(checkpoint_loops(fun))"

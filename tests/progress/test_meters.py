@@ -14,6 +14,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, mlir
 from jax.sharding import Mesh, PartitionSpec
 from parity.transformations import ALL
+from support.calls import option
 from support.record import Record
 
 from jax_revolve import bounded_while_loop, checkpointed_fori_loop, checkpointed_scan
@@ -103,6 +104,12 @@ def test_one_bar_for_each_sweep(name: str) -> None:
     loop, forward = ((scan, FORWARD), (while_loop, FORWARD_WHILE))[[*SWEEPS].index(name) % 2]
     bars = meter.of(lambda: ALL[name](loop, (jnp.float32(0.5),)))
     assert sorted(bars) == sorted([forward, REVERSE] * SWEEPS[name] or [forward])
+
+
+@pytest.mark.unchecked
+def test_what_the_coming_checkpoint_recomputes_is_not_shown() -> None:
+    with option("jax_remat3"):
+        test_one_bar_for_each_sweep("grad_inside_checkpoint")
 
 
 @pytest.mark.unchecked
