@@ -6,6 +6,7 @@ lax. This is the only module that uses private names of JAX.
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -64,6 +65,13 @@ eager_constant_folding = config.eager_constant_folding
 
 remat3 = config.remat3
 """The context that selects the coming implementation of `jax.checkpoint`, or the old one."""
+
+
+def with_plain_rules() -> Any:
+    """A context in which `jax.custom_vjp` is as it was. With `jax_custom_vjp3`, JAX traces each
+    function that has a rule, also where its values are known."""
+    switch = getattr(config, "custom_vjp3", None)  # of jax 0.11
+    return nullcontext() if switch is None else switch(False)
 
 
 def at_this_line() -> Any:

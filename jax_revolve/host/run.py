@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from jax_revolve._compat.interpreters import Logs
+from jax_revolve._compat.interpreters import Logs, with_plain_rules
 from jax_revolve._compat.values import (
     as_array,
     is_traced,
@@ -78,7 +78,8 @@ def run(call: Problem) -> Results:
         run.defvjp(forward, lambda *args: backward(*args)[0], symbolic_zeros=True)
     xs = [None if m else x for x, m in zip(operands.xs, in_memory, strict=True)]
     reverse_only = lambda x: _reverse_only(x) if is_inexact(jax.typeof(x)) else x  # noqa: E731
-    return run(jax.tree.map(reverse_only, operands._replace(xs=xs)))
+    with with_plain_rules():  # because it cannot be traced
+        return run(jax.tree.map(reverse_only, operands._replace(xs=xs)))
 
 
 @dataclass(eq=False)

@@ -115,7 +115,9 @@ class Explanation(Printed):
             alone = "no gradient" if loop.residual_bytes else "keeps nothing"
             alone = alone if loop.is_own else "left alone"
             is_refused = loop.length is None and loop.key in loop.program.alone
-            return [*row, "needs max_steps" if is_refused else alone, "", "", ""]
+            if is_refused:
+                alone = "needs max_steps" if loop.bound is None else 'needs max_steps="loop"'
+            return [*row, alone, "", "", ""]
         memory, plan = readable(report.memory(report.plan)), report.plan
         outer = (o for o, _, _ in self._rows if is_in(loop.key, o.key))
         is_most = at_most or any(o.kind == "while" for o in outer)

@@ -21,6 +21,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from parity.cases import SCAN_CASES
 from parity.transformations import ALL
+from support.calls import option
 from support.evaluations import steps_of
 from support.host_scan_program import WORKLOADS
 from support.oracles import Loops, assert_same
@@ -141,6 +142,15 @@ def test_linearize_and_several_pullbacks(checkpoints: int) -> None:
         same(pullback(cotangent), their_pullback(cotangent))
     _, linear = jax.linearize(ours, *arguments())
     same(jax.linear_transpose(linear, *arguments())(1.0), their_pullback(1.0))
+
+
+def test_rules_as_objects() -> None:
+    """JAX traces such a function, whose values must be known here."""
+    with option("jax_custom_vjp3"):
+        same(
+            jax.grad(partial(mixed, host_scan))(*arguments()),
+            jax.grad(partial(mixed, lax.scan))(*arguments()),
+        )
 
 
 def cotangents_of_integers(scan: Any) -> Any:

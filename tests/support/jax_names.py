@@ -58,6 +58,7 @@ NAMES = (
         "contexts have no readers",
     ),
     Names("jax._src.config: remat3", "jax.config sets it for all that runs, not for a call"),
+    Names("jax._src.config: custom_vjp3", "the same", since=(0, 11)),
     Names(
         "jax._src.state.types: AbstractRef AccumEffect RefEffect WriteEffect",
         "the types and effects of references are not public",
