@@ -199,8 +199,8 @@ class ForwardSweep(SweepPrimitive):
         activity = within(sweep.vmaps, lambda: find_activity(sweep.loop, differentiated))
 
         def of(part: Any) -> Any:
-            if isinstance(part, Carries):
-                return pick(activity.carry, sweep.kept)
+            if isinstance(part, Carries):  # empty, without a buffer
+                return pick(activity.carry, sweep.kept) if part.leaves else []
             if isinstance(part, Record):
                 return pick(activity.ys, sweep.record)
             return any(differentiated)
@@ -319,7 +319,7 @@ class ForwardSweep(SweepPrimitive):
         def pair(part: Any) -> Any:
             if isinstance(part, Carries):
                 masks = sweep.restart, pairs.activity.carry, step.restart
-                return Carries(paired_leaves(part.leaves, *masks))
+                return Carries(paired_leaves(part.leaves, *masks)) if part.leaves else part
             if isinstance(part, Record):
                 masks = sweep.record, pairs.activity.ys, step.record
                 return Record(paired_leaves(part.leaves, *masks))

@@ -108,8 +108,11 @@ def are_on_host(slots: Slots) -> bool:
 def empty(checkpoints: int, carry: list[Any], plan: Plan) -> Slots:
     """The slot buffer: every carry leaf with a leading axis of slots. It is broadcast from the
     carry to get its dtype, key type, sharding and varying axes. A buffer in the host's memory is
-    never on the device: see `typed_as_on_host`."""
-    codec = plan.codec if checkpoints > 1 else None
+    never on the device: see `typed_as_on_host`. For a single checkpoint there are no arrays, not
+    empty ones, with which jaxlib 0.11 crashes in `jax.shard_map`."""
+    if checkpoints == 1:
+        return []
+    codec = plan.codec
     leaves = carry if codec is None else encode(codec, carry, is_checked=False)
     slots = [jnp.broadcast_to(x, (checkpoints - 1, *x.shape)) for x in leaves]
     is_far = plan.storage is not None and not plan.segments
@@ -124,7 +127,7 @@ def at_slot(slots: Slots, slot: Any, first: list[Any]) -> list[Any]:
     """The checkpoint in a slot; `first` is the one in slot 0."""
     if isinstance(slots, Coded):
         stored = slots.read(_row(slot))
-    elif slots and slots[0].shape[0] == 0:
+    elif not slots:
         return first
     else:
         stored = read(slots, _row(slot))
@@ -136,7 +139,7 @@ def write_slot(slots: Slots, carry: list[Any], slot: Any) -> Slots:
     overwritten before it is first read."""
     if isinstance(slots, Coded):
         return slots.write(carry, _row(slot))
-    if slots and slots[0].shape[0] == 0:
+    if not slots:
         return slots
     return write(slots, carry, _row(slot))
 
@@ -152,7 +155,7 @@ def keep(slots: Slots, carry: list[Any], slot: jax.Array) -> tuple[Slots, list[A
     slots = write_slot(slots, carry, slot)
     if isinstance(slots, Coded):
         return slots, slots.newest
-    if not slots or slots[0].shape[0] == 0 or any(map(is_on_host, slots)):
+    if not slots or any(map(is_on_host, slots)):
         return slots, carry
     return slots, read(slots, _row(slot))
 

@@ -481,3 +481,19 @@ def test_programs_that_cast_what_varies(loop: str, derivative: str, is_on: bool)
         axes = EXPLICIT.axis_names
         w, h, xs = divided(w), divided(h, axes), divided(xs, None, axes)
         _assert_close(run(CAST[loop]), run(lax.scan))
+
+
+def test_a_single_checkpoint_in_a_shard_map() -> None:
+    """The compiler of jaxlib 0.11 crashed, because the slots beyond it were an empty array."""
+
+    def own(x: Any, **options: Any) -> Any:
+        step = lambda x: 1.5 * jnp.sin(x)  # noqa: E731
+        return bounded_while_loop(lambda x: jnp.sum(x) < 1, step, x, max_steps=9, **options)
+
+    def total(x: Any, **options: Any) -> Any:
+        run = partial(own, **options)
+        return jnp.sum(jax.shard_map(run, mesh=AUTO, in_specs=P("data"), out_specs=P("data"))(x))
+
+    x = jnp.linspace(0.1, 0.4, 4)
+    one, several = (jax.jit(jax.grad(partial(total, checkpoints=s)))(x) for s in (1, 3))
+    np.testing.assert_array_equal(one, several)
