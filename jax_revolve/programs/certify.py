@@ -95,7 +95,8 @@ def certify(
     - `fun`: a function that returns a real scalar, as for `jax.grad`. It needs forward mode.
     - `gradient`: any function of the same arguments that returns a gradient as `jax.grad(fun,
         argnums)` does. It is called once. A tree may have anything in place of leaves that are not
-        floating-point or complex arrays, or lack them.
+        floating-point or complex arrays, or lack them. Of a Flax NNX module, it is
+        `jax.grad(fun, allow_int=True)`.
     - `argnums`: as `jax.grad`.
     - `probes`: the number of random directions, an int >= 1. Each takes a forward-mode run. With 8,
         the interval reaches from 0.68 to 1.92 times the estimate.
