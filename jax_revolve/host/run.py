@@ -56,8 +56,7 @@ def run(call: Problem) -> Results:
         first_x = len(consts) + len(carry)
         return Operands(values[: len(consts)], values[len(consts) : first_x], values[first_x:])
 
-    @jax.custom_vjp
-    def run(given: Operands) -> Results:
+    def value(given: Operands) -> Results:
         return _run_forward(call.value(whole(given)))[0]
 
     def forward(given: Any) -> tuple[Results, Any]:
@@ -72,13 +71,14 @@ def run(call: Problem) -> Results:
         found, logs = pull_back(*cotangents)
         return (found,), logs
 
-    if hasattr(run, "defvjp_with_logs"):
-        run.defvjp_with_logs(forward, backward, symbolic_zeros=True)
-    else:  # before jax 0.12
-        run.defvjp(forward, lambda *args: backward(*args)[0], symbolic_zeros=True)
     xs = [None if m else x for x, m in zip(operands.xs, in_memory, strict=True)]
     reverse_only = lambda x: _reverse_only(x) if is_inexact(jax.typeof(x)) else x  # noqa: E731
     with with_plain_rules():  # because it cannot be traced
+        run = jax.custom_vjp(value)
+        if hasattr(run, "defvjp_with_logs"):
+            run.defvjp_with_logs(forward, backward, symbolic_zeros=True)
+        else:  # before jax 0.12
+            run.defvjp(forward, lambda *args: backward(*args)[0], symbolic_zeros=True)
         return run(jax.tree.map(reverse_only, operands._replace(xs=xs)))
 
 
