@@ -277,11 +277,6 @@ def _exact(results: Results) -> str:
     return f"{max(max(r['certified']) for r in found):.0e}".replace("e-0", "e-")
 
 
-def _rounding(results: Results) -> str:
-    found = find(results.runs, way=EXACT, system="wave")
-    return f"{max(r['rounding'] for r in found):.0e}".replace("e-0", "e-")
-
-
 def _times(results: Results) -> str:
     exact, coded = find(results.runs, system="equal bytes")
     return f"{exact['seconds'] / coded['seconds']:.1f}"
@@ -319,7 +314,6 @@ TABLES = {
 FIGURES = {
     "certificates-inside": _inside,
     "certificates-exact": _exact,
-    "certificates-rounding": _rounding,
     "certificates-quicker": _times,
     "certificates-evaluations": _fewer,
 }
