@@ -6,7 +6,6 @@ lax. This is the only module that uses private names of JAX.
 
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -70,8 +69,7 @@ remat3 = config.remat3
 def with_plain_rules() -> Any:
     """A context in which `jax.custom_vjp` is as it was. With `jax_custom_vjp3`, JAX traces each
     function that has a rule, also where its values are known."""
-    switch = getattr(config, "custom_vjp3", None)  # of jax 0.11
-    return nullcontext() if switch is None else switch(False)
+    return config.custom_vjp3(False)
 
 
 def at_this_line() -> Any:

@@ -57,8 +57,10 @@ NAMES = (
         "jax._src.config: auto_pcast debug_key_reuse eager_constant_folding",
         "contexts have no readers",
     ),
-    Names("jax._src.config: remat3", "jax.config sets it for all that runs, not for a call"),
-    Names("jax._src.config: custom_vjp3", "the same", since=(0, 11)),
+    Names(
+        "jax._src.config: custom_vjp3 remat3",
+        "jax.config sets them for all that runs, not for a call",
+    ),
     Names(
         "jax._src.state.types: AbstractRef AccumEffect RefEffect WriteEffect",
         "the types and effects of references are not public",
