@@ -148,9 +148,11 @@ def certify(
     @filtered_traceback
     def certified(*args: Any, **kwargs: Any) -> Certificate:
         # Of Flax NNX modules: the runs below must begin where the gradient began.
-        before = dict(enumerate(values_of(variables_in((args, kwargs)))))
+        variables = variables_in((args, kwargs))
+        before = values_of(variables)
         found = gradient(*args, **kwargs)
-        change((args, kwargs), before)
+        pairs = enumerate(zip(before, values_of(variables), strict=True))
+        change((args, kwargs), {i: old for i, (old, new) in pairs if new is not old})
         flat, tree = tree_flatten_with_path([args[n] for n in numbers])
         given = dict(tree_flatten_with_path([found] if isinstance(argnums, int) else found)[0])
         is_active = [_is_active(x) for _, x in flat]

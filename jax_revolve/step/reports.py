@@ -128,7 +128,7 @@ def _types(count: Any, total: Any, *values: Any, report: Report) -> Any:
 
 def _batch(axis: Any, flat: Any, dims: Any, report: Report) -> Any:
     """A bar counts the steps of the longest example. The tick has an axis of examples if anything
-    has, so the steps report as often as those of all examples take time."""
+    has, by which a step knows how many there are: a batch takes longer, and reports more often."""
     numbers = [x if d is None else jnp.max(x, axis=d) for x, d in zip(flat[:2], dims, strict=False)]
     flat, dims = _with_tick_last(flat[2:], dims[2:])
     if report.place == START and dims[0] is None and len({*dims}) > 1:

@@ -209,8 +209,7 @@ def test_a_step_with_a_policy_that_offloads(policy: Any, options: Any, placed: s
 @pytest.mark.parametrize("is_checked", [True, False])
 @pytest.mark.parametrize("block_size", [1, 2])
 def test_values_on_the_host_under_checks(block_size: int, is_checked: bool) -> None:
-    """A step reads xs in the host's memory from there, and JAX checks types: those of a policy, and
-    those of the user."""
+    """A step reads xs in the host's memory from there, and JAX checks their types."""
     scan: Any = partial(checkpointed_scan, checkpoints=3, block_size=block_size)
 
     def of_xs(scan: Any, x: Any) -> Any:

@@ -203,7 +203,7 @@ def test_reports_are_thinned() -> None:
 
 
 def test_a_batch_takes_longer_and_reports_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its reports were those of one example."""
+    """It reported as if it were one example."""
     monkeypatch.setattr(reports, "BETWEEN_REPORTS", 1e5)
 
     def loss(x: Any) -> Any:
