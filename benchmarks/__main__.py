@@ -5,6 +5,7 @@
     python -m benchmarks --only scan  # one of them
     python -m benchmarks --draw       # only the tables and pictures, of earlier results
     python -m benchmarks stale        # which results are of other sources, and who quotes them
+    python -m benchmarks constants    # the CPU's profile of the cost model, of results of `plans`
     python -m benchmarks accelerator  # what is to be known of a GPU or TPU: `--part 1`, `--part 2`
 
 Each runs in a process of its own, with its contenders taking turns in it, and writes its results to
@@ -21,7 +22,11 @@ and are:
 - `histories`: bytes of loops that carry an array and write a few of its entries
 - `budget`: a heavy network with little memory, beside pure Revolve
 - `fronts`: time over memory, for steps of many kinds
-- `plans`: what the plans that are chosen lose on the quickest
+- `plans`: what the plans that are chosen lose on the quickest, and what is predicted of each
+- `stencils`: stencils of several stages, whose values are read through several windows
+- `small_steps`: steps of 3 to 100 numbers
+- `examples`: `vmap` of gradients with data of each example
+- `nests`: programs of `jax.lax` with loops in loops
 - `storage`: gradients with checkpoints beside the device
 - `layers`: gradients of models
 - `diffrax_adjoints`: solves of differential equations
@@ -52,7 +57,7 @@ from importlib import import_module
 from benchmarks import BENCHMARKS, BY_NAME
 from benchmarks.runner.machine import load, sources
 
-COMMANDS = ("accelerator", "stale")
+COMMANDS = ("accelerator", "constants", "stale")
 QUIET = 0.5
 """The load of a machine that does nothing else."""
 
@@ -71,6 +76,9 @@ def main() -> None:
     options = parser.parse_args()
     if options.command == "stale":
         sys.exit(stale() > 0)
+    if options.command == "constants":
+        import_module("benchmarks.report.constants").write()
+        return
     if options.command == "accelerator":
         import_module("benchmarks.accelerator").of_part(options.part).run(options.quick)
         return

@@ -98,6 +98,11 @@ def _gradient(loss: Loss, active: Inputs, passive: Inputs, _: Inputs) -> Any:
     return jax.grad(loss)(active, passive)
 
 
+def _gradients(loss: Loss, active: Inputs, passive: Inputs, _: Inputs) -> Any:
+    """Of each example."""
+    return jax.vmap(jax.grad(loss))(active, passive)
+
+
 def _hvp(loss: Loss, active: Inputs, passive: Inputs, tangents: Inputs) -> Any:
     """Forward over reverse."""
     return jax.jvp(lambda active: jax.grad(loss)(active, passive), (active,), (tangents,))[1]
@@ -117,6 +122,7 @@ QUANTITIES = {
     "value": _value,
     "jvp": _jvp,
     "gradient": _gradient,
+    "gradients of examples": _gradients,
     "hvp": _hvp,
     "grad of grad": _grad_of_grad,
 }
