@@ -48,7 +48,7 @@ ROUNDS = 10
 """Half of them choose, and half of them compare."""
 
 TERMS = ("product_operation", "byte", "transcendental_byte", "slow_byte", "kernel")
-TERMS += ("evaluation", "block", "residual_byte", "residual_array", "weight_byte", "held_byte")
+TERMS += ("evaluation", "residual_byte", "copied_byte", "weight_byte", "held_byte")
 """The constants that times of plans in the device's memory are linear in."""
 
 
@@ -85,6 +85,7 @@ def _of_workload(workload: Workload, shares: tuple[float, ...], quick: bool) -> 
     found += [about | {"ran": "lax.scan", "ms": ms[1]}]
     for plan, taken in zip(plans, ms[2:], strict=True):
         record = about | {"ran": in_words(plan), "ms": taken}
+        record["bytes"] = cost.memory(plan, report.sizes)
         record["predicted_ms"] = cost.time(plan, report.sizes) / 1e6
         record["terms"] = {name: cost.time(plan, sizes) for name, sizes in terms.items()}
         found.append(record)

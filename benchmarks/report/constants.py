@@ -16,13 +16,16 @@ from benchmarks.plans import TERMS
 from benchmarks.report.results import load
 from jax_revolve.profiles.profile import CPU, FOLDER, Profile
 
+LEAST = 0.01
+"""A constant of none may become so large, in nanoseconds, as easily as another may double."""
+
 STAYING = 0.1
 """How much a constant that is changed by all of its value counts, in relative errors of a time."""
 
 
 def fitted(runs: list[Any], before: Profile) -> Profile:
     workloads = list(dict.fromkeys(run["workload"] for run in runs))
-    old = np.array([max(getattr(before, name), 1e-3) for name in TERMS])
+    old = np.array([max(getattr(before, name), LEAST) for name in TERMS])
     rows, times = list[Any](), list[float]()
     for run in runs:
         shared = np.zeros(len(workloads))

@@ -60,7 +60,7 @@ class Several(Block):
     def run_last(
         sweep: Forward, plan: Plan, results: Results, *, tapes: bool
     ) -> tuple[Results, Taped | None]:
-        steps, first = sweep.steps, plan.block_size * (plan.blocks - 1)
+        steps, first = sweep.steps, plan.stride * (plan.blocks - 1)
         if not tapes:
             return sweep.run_block(plan, results), None
         taped = taped_step(steps.linearized)
@@ -79,12 +79,12 @@ class Several(Block):
     def __init__(self, plan: Plan, pull: Pull, saved: Taped | None) -> None:
         """A while loop has saved no tape."""
         super().__init__(plan, pull, saved)
-        self._last, self._pullback = saved, pull.through(self.size)
+        self._last, self._pullback = saved, pull.through(self.most)
 
     def begin(self) -> Tape:
         if self._last is not None:
             return self._last.tape
-        return self.pull.step.empty(self.size, self.pull.steps.operands.carry)
+        return self.pull.step.empty(self.most, self.pull.steps.operands.carry)
 
     def reverse_last(
         self, start: int, count: int, gradient: Operands, work: Tape

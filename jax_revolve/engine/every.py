@@ -32,13 +32,13 @@ class Every(Way):
 
     @classmethod
     def of(cls, plan: Plan, *, is_while: bool) -> "Every | None":
-        size, every, levels = plan.block_size, None, list[Level]()
+        every, levels, is_last_run = None, list[Level](), plan.block_size > 1 and not is_while
         if not is_while:
-            levels = levels_of(plan.length, plan.static_levels, size)
+            levels = levels_of(plan.blocks, plan.static_levels, plan.stride)
         elif plan.stores_every_block(is_while=True):
-            levels = [Level(size)]  # as many parts as there are at run time
+            levels = [Level(plan.block_size)]  # as many parts as there are at run time
         for level in reversed(levels):
-            every = cls(plan, level, size > 1 and not is_while, every)
+            every = cls(plan, level, is_last_run, every)
         return every
 
     @property
@@ -72,14 +72,14 @@ class Every(Way):
         if not self._left:
             return state
         level = self.level
-        start = level.start // self.plan.block_size
+        start = level.start // sweep.block.size
         return self._parts(sweep, level.enclosing, start, self._left, state)
 
     def _parts(self, sweep: Reverse, enclosing: Any, start: Any, count: Any, state: State) -> State:
         """Reverse the first `count` parts, the last one first. They lie in the part of the level
         above that starts at block `start`, with its checkpoint in slot `enclosing`."""
         level, inner = self.level, self.inner
-        blocks = level.size // self.plan.block_size
+        blocks = level.size // sweep.block.size
         is_far = are_on_host(state.slots)
 
         def slot_of(part: Any) -> Any:
@@ -95,12 +95,12 @@ class Every(Way):
             else:
                 restarted, ahead = sweep.at(slot_of(part), state), None
             # Histories are in the first block after this part, or before.
-            most = level.size + self.plan.block_size
+            most = level.size + sweep.block.most
             restarted = sweep.restart(restarted, first, state, most)
             if inner is None:
                 return ahead, sweep.reverse_block(restarted, first, state)
             restarted, slots = inner.fill(sweep, first, restarted, state.slots)
-            last = self.plan.block_size * first + inner.level.size * (inner.level.parts - 1)
+            last = sweep.block.size * first + inner.level.size * (inner.level.parts - 1)
             state = state._replace(slots=slots, past=sweep.reached(restarted, last)[1])
             return ahead, inner._parts(sweep, slot_of(part), first, inner.level.parts, state)
 
@@ -110,7 +110,7 @@ class Every(Way):
     def fill(self, sweep: Reverse, start: Any, restarted: list[Any], slots: Slots) -> Any:
         """The slots with the checkpoints of all parts, in the whole part of the level above that
         starts at block `start`, computed from what steps go on from there, and where that gets."""
-        level, first = self.level, self.plan.block_size * start
+        level, first = self.level, sweep.block.size * start
 
         def advance(j: Any, state: tuple[list[Any], Slots]) -> tuple[list[Any], Slots]:
             restarted, slots = state

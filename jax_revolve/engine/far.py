@@ -70,7 +70,7 @@ class Far(Way):
     def forward(self, sweep: Forward, results: Results) -> tuple[Results, AndTail]:
         plan = self.plan
         kept = self._in_storage(sweep.checkpoint(results), plan.segments)
-        segments = Advances(0, plan.block_size * plan.segment, plan.segments, 0, 0)
+        segments = Advances(0, plan.stride * plan.segment, plan.segments, 0, 0)
         results, kept = sweep.run(segments, self._put, (results, kept))
         start = Carries(sweep.checkpoint(results))
         results, tail = self.inner.forward(sweep, results)
@@ -135,9 +135,9 @@ class Far(Way):
             restarted = restarted if codec is None else decode(codec, restarted, initial)
             restarted = sweep.restart(restarted, plan.segment * segment, state)
             if plan.parts > 1:
-                span = plan.block_size * jnp.stack([plan.segment * segment, first])
+                span = sweep.block.size * jnp.stack([plan.segment * segment, first])
                 _, restarted = sweep.advance(span, restarted)
-            start, past = sweep.reached(restarted, plan.block_size * first)
+            start, past = sweep.reached(restarted, sweep.block.size * first)
             positions, top = state.positions.at[0].set(first), jnp.zeros_like(state.top)
             state = state._replace(start=start, past=past, positions=positions, top=top)
             return self.inner.reverse(sweep, first, left, state)

@@ -94,7 +94,7 @@ def tape_the_last_block(steps: Steps, plan: Plan, saved: Saved) -> tuple[list[An
     """Tape the last block, from the newest checkpoint. Also returns the histories after it."""
     checkpoint, start = way_of(plan, is_while=False).newest(saved.way, steps.initial())
     restarted = [*checkpoint, *steps.before(list(saved.past), plan.length, start)]
-    first = plan.block_size * (plan.blocks - 1)
+    first = plan.stride * (plan.blocks - 1)
     restarted = steps.advance_by(first - start, start, restarted)
     step = taped_step(steps.linearized)
     tape = step.empty(plan.block_size, restarted)
@@ -121,7 +121,7 @@ def run_reverse(
         carry=cotangents.carry,
         xs=[z if x is None else x for z, x in zip(of_xs, sums.xs, strict=True)],
     )
-    is_while, size = steps.loop.condition is not None, plan.block_size
+    is_while = steps.loop.condition is not None
     total = saved.steps if is_while else plan.length
     is_last_run = runs_the_last_block(plan) and not is_while
     way, step = way_of(plan, is_while=is_while), taped_step(steps.linearized)
@@ -134,10 +134,10 @@ def run_reverse(
     block = kind(plan, Pull(steps, step, through), of_block)
     end = past, jnp.asarray(total, jnp.int32) if past else None
     sweep = Reverse(steps, total, block, advance, end)
-    blocks, work = -(-total // size), block.begin()
+    blocks, work = -(-total // block.size) if is_while else plan.blocks, block.begin()
     if is_last_run:
         blocks -= 1
-        start = size * blocks
+        start = block.size * blocks
         gradient, work = block.reverse_last(start, total - start, gradient, work)
     state: Any = way.begin(sweep, saved.way, gradient, work)
     state = way.reverse(sweep, 0, blocks, state)

@@ -74,7 +74,7 @@ class Slots(Way):
     @property
     def advances(self) -> list[Advances]:
         """The advances of a scan's forward sweep, grouped by equal lengths."""
-        size, (starts, stops) = self.plan.block_size, first_advances(self.plan)
+        size, (starts, stops) = self.plan.stride, first_advances(self.plan)
         sizes = stops - starts
         firsts = np.flatnonzero(np.diff(sizes, prepend=-1)).tolist()
         return [
@@ -86,7 +86,7 @@ class Slots(Way):
         """Advance until the schedule first tapes, or to the end."""
         if len(self.advances) <= 1:
             return super().run(sweep, kept)
-        starts, stops = (self.plan.block_size * blocks for blocks in first_advances(self.plan))
+        starts, stops = (self.plan.stride * blocks for blocks in first_advances(self.plan))
         # A loop of dynamic length makes a GPU wait, but not a CPU: see the top of this file.
         is_far = are_on_host(kept[1])
         advance = self._looking_up if is_far or is_for_cpu("carry") else self._in_slots

@@ -69,7 +69,7 @@ class Forward(NamedTuple):
 
     def run_block(self, plan: Plan, results: Results) -> Results:
         """Run the last block."""
-        first = plan.block_size * (plan.blocks - 1)
+        first = plan.stride * (plan.blocks - 1)
         step = lambda i, results: self.run_step(first + i, results)  # noqa: E731
         return for_loop(0, plan.length - first, step, results)
 
@@ -156,8 +156,11 @@ class Block:
         return None
 
     def __init__(self, plan: Plan, pull: "Pull", saved: Any) -> None:
+        """All blocks but the last have `size` steps, and none has more than `most`."""
         del saved
-        self.size, self.pull = plan.block_size, pull
+        is_while = pull.steps.loop.condition is not None
+        self.size, self.most = plan.block_size if is_while else plan.stride, plan.block_size
+        self.pull = pull
 
     def begin(self) -> Any:
         """The work before the first block that is reversed."""
@@ -211,7 +214,7 @@ class Way(ABC):
 
     def newest(self, saved: Any, initial: list[Any]) -> tuple[list[Any], int]:
         """The newest checkpoint after it, and the step that it enters."""
-        slot, step = 0, self.plan.block_size * self.plan.tail
+        slot, step = 0, self.plan.stride * self.plan.tail
         for advances in self.advances[-1:]:
             slot, step = advances.newest
         return at_slot(slots_of(saved), jnp.int32(slot), initial), step

@@ -85,7 +85,7 @@ def checkpointed_scan(
     - `checkpoints`: instead of `memory`, the number of carries to store at once, the initial one
         included: an int >= 1. `"all"` stores one for each block. More take more memory and less
         time; `jax_revolve.plan` shows how much less.
-    - `block_size`: the number of steps to tape together, an int >= 1: their residuals are kept at
+    - `block_size`: the most steps to tape together, an int >= 1: their residuals are kept at
         the same time, and checkpoints are between blocks. Longer blocks take more memory and fewer
         evaluations. With `checkpoints` alone, the default is 1.
     - `storage`: where further checkpoints are stored: a [`jax_revolve.HostMemory`][], which can

@@ -32,8 +32,9 @@ class Profile:
     block: float  # an iteration of the loop over blocks
     waiting: float  # an iteration of a loop whose end depends on data
     residual_byte: float  # writing and reading a byte of residuals
+    copied_byte: float  # also, if an operation that is a kernel of its own makes or reads it
     residual_array: float  # writing an array of residuals, however small
-    weight_byte: float  # adding to a byte of the cotangent of a weight
+    weight_byte: float  # adding a product to a byte of the cotangent of a weight
     held_byte: float  # a byte of memory beyond the `reused` ones
     reused: float  # the bytes that caches keep, and the allocator hands out again; not a time
     # The time worth spending to save a byte of a step's residuals. It is more than storing it

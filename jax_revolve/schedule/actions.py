@@ -83,6 +83,16 @@ def scheduled_blocks(length: int, block_size: int) -> int:
     return length + 1 if block_size == 1 and length else -(-length // block_size)
 
 
+def stride(length: int, block_size: int) -> int:
+    """The number of steps of every block of a scan but the last, which has the rest.
+
+    The forward sweep tapes the last block on its way, and only the others are run again. So they
+    are equally short, and the last has up to `block_size` steps, as many as a tape holds.
+    """
+    others = -(-length // block_size) - 1
+    return -(-(length - block_size) // others) if others > 0 else block_size
+
+
 def useful_checkpoints(length: int, block_size: int, *, is_while: bool) -> int:
     """The most useful checkpoints: one for each block that the forward sweep does not tape."""
     blocks = -(-length // block_size)
@@ -98,38 +108,41 @@ def value_and_gradient(
     more than it saves, so the schedule has one more step, the end of the loop, which is not taped.
     """
     with_end = length + 1 if block_size == 1 and length else length
-    actions = revolve(with_end, checkpoints, block_size, first)
+    blocks, size = scheduled_blocks(length, block_size), stride(length, block_size)
+    actions = revolve(with_end, checkpoints, size, first, blocks)
     return (action for action in actions if action != Tape(length, length + 1))
 
 
-def revolve(length: int, checkpoints: int, block_size: int = 1, first: int = 0) -> Iterator[Action]:
+def revolve(
+    length: int, checkpoints: int, size: int = 1, first: int = 0, blocks: int | None = None
+) -> Iterator[Action]:
     """The actions that reverse a loop of `length` steps with `checkpoints` slots.
 
-    Blocks have `block_size` steps; the last may be shorter. They are taped from the last down to
-    block `first`, which the current carry enters. Before each, checkpoints are placed between the
-    top of the stack and the block, but never at the block itself, where none would be read.
+    Blocks have `size` steps, except the last of so many `blocks`. They are taped from the last down
+    to block `first`, which the current carry enters. Before each, checkpoints are placed between
+    the top of the stack and the block, but never at the block itself, where none would be read.
     Invariant: `stack` is the increasing list of stored positions, slot i holding `stack[i]`.
     """
-    if length <= block_size * first:
+    if length <= size * first:
         return
-    stack, current = [first], first
-    yield Store(0, block_size * first)
-    for target in reversed(range(first, -(-length // block_size))):
+    stack, current, end = [first], first, length
+    yield Store(0, size * first)
+    for target in reversed(range(first, -(-length // size) if blocks is None else blocks)):
         if current != stack[-1]:
             current = stack[-1]
-            yield Load(len(stack) - 1, block_size * current)
+            yield Load(len(stack) - 1, size * current)
         while len(stack) < checkpoints:
             position = current + split(target + 1 - current, checkpoints + 1 - len(stack))
             if position >= target:
                 break
-            yield Advance(block_size * current, block_size * position)
-            yield Store(len(stack), block_size * position)
+            yield Advance(size * current, size * position)
+            yield Store(len(stack), size * position)
             stack.append(position)
             current = position
         if current < target:
-            yield Advance(block_size * current, block_size * target)
-        yield Tape(block_size * target, min(block_size * (target + 1), length))
-        current = -1
+            yield Advance(size * current, size * target)
+        yield Tape(size * target, end)
+        current, end = -1, size * target
         if stack[-1] == target:
             stack.pop()
             yield Free(len(stack))

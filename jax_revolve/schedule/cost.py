@@ -3,7 +3,8 @@
 The predicted time of a loop of n steps in N blocks of k steps is
 
       evaluations * (a step + an iteration of the loop around it)
-    + n * (k > 1: writing and reading residuals; k = 1: adding to cotangents of large weights)
+    + n * (k > 1: writing and reading residuals, and what a step that is taped alone leaves out)
+    + products that are added to cotangents of large weights: one a step, or for many of a block
     + the bytes held, beyond those that caches keep and the allocator reuses
     + N * an iteration of the loop over blocks + iterations that wait because they depend on data
 
@@ -44,7 +45,8 @@ class Sizes(NamedTuple):
     # The estimated nanoseconds of an evaluation; `None` if nothing else counts beside them.
     work: float | None = None
     again: int = 0  # the residuals of a single step that are recomputed from the kept ones
-    again_work: float = 0.0  # the estimated nanoseconds of that
+    again_work: float = 0.0  # the nanoseconds of a step of a block beyond those of a single one
+    copied: int = 0  # the kept bytes of a step of a block that products make or read
     uncut: int | None = None  # the residuals of a step that JAX keeps
     factors: int = 0  # kept from the pullback of a step to the product for `weights`
     arrays: int = 0  # how many arrays of residuals are written for each step of a block
@@ -98,7 +100,7 @@ def _least_evaluations(plan: Plan) -> int:
         # The tail is reversed as a part, from a carry in the storage, without the loop's end.
         end, blocks = plan.scheduled_blocks - plan.tail, plan.blocks - plan.tail
         repeated = advances(blocks, plan.checkpoints) - advances(end, plan.checkpoints) - plan.tail
-        return 2 * plan.length + plan.advances + plan.block_size * repeated
+        return 2 * plan.length + plan.block_size * (plan.block_advances + repeated)
     repeated = advances(plan.blocks + 1, plan.checkpoints) - plan.blocks
     return 2 * plan.length + plan.block_size * repeated
 
@@ -109,12 +111,15 @@ def time(plan: Plan, sizes: Sizes, *, is_while: bool = False) -> float:
     runs, profile = _weighted_evaluations(plan, is_while), sizes.profile
     if sizes.work is None:
         return runs
-    alone = sizes.weights * profile.weight_byte
-    in_blocks = (sizes.residuals + sizes.factors) * profile.residual_byte + sizes.again_work
-    in_blocks += sizes.arrays * profile.residual_array
+    in_block, products = 0.0, plan.length
+    if plan.block_size > 1:
+        in_block = (sizes.residuals + sizes.factors) * profile.residual_byte + sizes.again_work
+        in_block += sizes.copied * profile.copied_byte + sizes.arrays * profile.residual_array
+        products = plan.blocks * -(-plan.block_size // piece(plan.block_size))
     return (
         runs * (sizes.work + profile.evaluation)
-        + plan.length * (in_blocks if plan.block_size > 1 else alone)
+        + plan.length * in_block
+        + products * sizes.weights * profile.weight_byte
         + max(memory(plan, sizes) - profile.reused, 0) * profile.held_byte
         + plan.blocks * profile.block
         + _waits(plan, is_while) * profile.waiting

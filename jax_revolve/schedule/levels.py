@@ -26,7 +26,7 @@ from itertools import pairwise
 from math import prod
 from typing import NamedTuple
 
-from jax_revolve.schedule.actions import Action, Advance, Free, Load, Store, Tape
+from jax_revolve.schedule.actions import Action, Advance, Free, Load, Store, Tape, stride
 from jax_revolve.schedule.binomial import smallest
 
 MOST_LEVELS = 12
@@ -49,13 +49,14 @@ class Level(NamedTuple):
         return self.base + part if part else enclosing
 
 
-def levels_of(length: int, counts: tuple[int, ...], block_size: int) -> list[Level]:
-    """The levels of a loop, the coarsest first."""
-    found, base, slot, rest = [], 0, 0, length
+def levels_of(blocks: int, counts: tuple[int, ...], block: int) -> list[Level]:
+    """The levels of a loop of so many blocks of `block` steps, the coarsest first. The last block
+    may be longer."""
+    found, base, slot, rest = [], 0, 0, blocks * block
     for i, count in enumerate(counts):
-        size = prod(counts[i + 1 :]) * block_size
+        size = prod(counts[i + 1 :]) * block
         last = -(-rest // size)
-        found.append(Level(size, base, count, last, slot, length - rest))
+        found.append(Level(size, base, count, last, slot, blocks * block - rest))
         slot = found[-1].slot(last - 1, slot)
         rest -= size * (last - 1)
         base += count - 1
@@ -72,23 +73,28 @@ def advances(length: int, counts: tuple[int, ...], block_size: int) -> int:
     tape, and each whole part again for each level inside it, except that level's last part."""
     if not length:
         return 0
-    blocks = -(-length // block_size)
-    found = block_size * (blocks - 1) if block_size > 1 else length
-    levels = levels_of(length, counts, block_size)
-    for outer, inner in pairwise(levels):
-        found += (-(-length // outer.size) - 1) * (inner.parts - 1) * inner.size
+    blocks, size = -(-length // block_size), stride(length, block_size)
+    found = size * (blocks - 1) if block_size > 1 else length
+    for outer, inner in pairwise(levels_of(blocks, counts, size)):
+        found += (-(-size * blocks // outer.size) - 1) * (inner.parts - 1) * inner.size
     return found
 
 
 def value_and_gradient(length: int, counts: tuple[int, ...], block_size: int) -> Iterator[Action]:
     """The actions of `jax.value_and_grad`."""
-    return _both(levels_of(length, counts, block_size), 0, 0, 0, length) if length else iter(())
+    if not length:
+        return iter(())
+    levels = levels_of(-(-length // block_size), counts, stride(length, block_size))
+    return _both(levels, 0, 0, 0, length, block_size > 1)
 
 
-def _both(levels: list[Level], depth: int, slot: int, start: int, length: int) -> Iterator[Action]:
-    """Both sweeps of the loop, or of the last part of a level, at the loop's end."""
+def _both(
+    levels: list[Level], depth: int, slot: int, start: int, length: int, tapes: bool
+) -> Iterator[Action]:
+    """Both sweeps of the loop, or of the last part of a level, at the loop's end. The forward sweep
+    may tape the last block."""
     if depth == len(levels):
-        if levels[-1].size > 1:
+        if tapes:
             yield Tape(start, length)
         else:
             yield from (Store(slot, start), Advance(start, length))
@@ -99,7 +105,7 @@ def _both(levels: list[Level], depth: int, slot: int, start: int, length: int) -
     for part, first in enumerate(range(start, last, level.size)):
         yield Store(level.slot(part, slot), first)
         yield Advance(first, first + level.size)
-    yield from _both(levels, depth + 1, level.slot(level.last - 1, slot), last, length)
+    yield from _both(levels, depth + 1, level.slot(level.last - 1, slot), last, length, tapes)
     for part in reversed(range(level.last - 1)):
         yield from _reverse(levels, depth + 1, level.slot(part, slot), start + part * level.size)
         yield Free(level.slot(part, slot))

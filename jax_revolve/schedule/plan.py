@@ -16,7 +16,7 @@ _LEAST = {"length": 0, "checkpoints": 1, "block_size": 1, "segments": 0, "segmen
 @dataclass(frozen=True)
 class Plan:
     """The schedule that reverses a loop of `length` steps with `checkpoints` stored carries, in
-    blocks of `block_size` steps that are taped together.
+    blocks of at most `block_size` steps that are taped together.
 
     [`jax_revolve.plan`][] makes one. Iterating over a plan yields its actions in the order in which
     they run, and takes no memory, however long the loop.
@@ -73,8 +73,14 @@ class Plan:
 
     @property
     def blocks(self) -> int:
-        """The number of blocks, whose steps are taped together; the last block may be shorter."""
+        """The number of blocks, whose steps are taped together."""
         return -(-self.length // self.block_size)
+
+    @property
+    def stride(self) -> int:
+        """The steps of every block of a scan but the last, which has the rest: up to `block_size`.
+        A while loop, which does not know where it ends, has blocks of `block_size`."""
+        return actions.stride(self.length, self.block_size)
 
     @property
     def scheduled_blocks(self) -> int:
@@ -148,15 +154,21 @@ class Plan:
     @property
     def advances(self) -> int:
         """The number of advances: evaluations of steps that are not taped. On one level it is the
-        least possible: k t(N, s) for N blocks of k > 1 steps, and t(n + 1, s) for single steps."""
+        least possible: t(N, s) times the `stride` for N blocks of several steps, and t(n + 1, s)
+        for single steps."""
         if self.levels:
             return static.advances(self.length, self.levels, self.block_size)
+        return self.stride * self.block_advances
+
+    @property
+    def block_advances(self) -> int:
+        """The number of advances over a block, on one level."""
         if not self.segments:
-            return self.block_size * binomial.advances(self.scheduled_blocks, self.checkpoints)
+            return binomial.advances(self.scheduled_blocks, self.checkpoints)
         of_segment = self.segment * (self.parts + 1) // 2
         of_segment += self.parts * binomial.advances(self.part, self.checkpoints)
         of_tail = binomial.advances(self.scheduled_blocks - self.tail, self.checkpoints)
-        return self.block_size * (self.segments * of_segment + of_tail)
+        return self.segments * of_segment + of_tail
 
     @property
     def evaluations(self) -> int:
@@ -194,7 +206,8 @@ class Plan:
 
     def _summary(self, stored: str) -> str:
         stored = stored if self.codec is None else f" in {self.codec}{stored}"
-        taped = f" blocks of {self.block_size} steps," if self.block_size > 1 else ""
+        at_most = "at most " if self.length % self.block_size else ""
+        taped = f" blocks of {at_most}{self.block_size} steps," if self.block_size > 1 else ""
         often = {0: "", 1: " more than once"}.get(
             self.repetitions, f" more than {self.repetitions} times"
         )
@@ -209,7 +222,8 @@ class Plan:
         if self.levels:
             yield from static.value_and_gradient(self.length, self.levels, k)
             return
-        size = k * self.segment
+        each = self.stride
+        size = each * self.segment
         for store in range(self.segments):
             yield actions.Write(store, size * store)
             yield actions.Advance(size * store, size * (store + 1))
@@ -219,8 +233,8 @@ class Plan:
                 first = self.segment * store + self.part * part
                 yield actions.Read(store, size * store)
                 if part:
-                    yield actions.Advance(size * store, k * first)
-                yield from actions.revolve(k * (first + self.part), s, k, first=first)
+                    yield actions.Advance(size * store, each * first)
+                yield from actions.revolve(each * (first + self.part), s, each, first)
             yield actions.Discard(store)
 
     def __str__(self) -> str:

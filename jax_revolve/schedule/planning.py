@@ -71,7 +71,7 @@ def plan(
         counts. A plan never has more than one for each block. `"all"` stores one for each block.
         `None`, the default, is the fewest with which no step is advanced more than twice: about
         `sqrt(2 * length)`.
-    - `block_size`: the number of steps that are taped together, an int >= 1. Their residuals are
+    - `block_size`: the most steps that are taped together, an int >= 1. Their residuals are
         kept until they are transposed. The default is 1.
 
     At most one of the following, instead of `checkpoints`:

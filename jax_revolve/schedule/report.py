@@ -63,7 +63,7 @@ class Report(Printed):
         runs = cost.evaluations(plan, is_while=self.is_while)
         if self.sizes.is_walked_back and not self.is_while and plan.block_size > 1:
             # The forward sweep does not tape the last block.
-            runs += plan.length - plan.block_size * (plan.blocks - 1)
+            runs += plan.length - plan.stride * (plan.blocks - 1)
         return runs
 
     def time(self, plan: Plan) -> float | None:

@@ -17,6 +17,9 @@ from jax_revolve.schedule.storage import HostMemory, Place, with_transfer
 FINEST = 64
 """We try every block length up to this one; longer ones are a twentieth apart."""
 
+MOST_UNEQUAL = 8
+"""The last of more blocks is not made longer than the others: that would gain little."""
+
 APART = 1.08
 """The ratio of neighboring plans that we try for several loops together."""
 
@@ -170,7 +173,25 @@ def _fitting(
                 found.append(Plan(length, static.checkpoints(levels), k, levels=levels))
     if not found:
         raise _too_little(length, sizes, memory, block_size)
+    if is_while or block_size is not None:
+        return found
+    # Beyond what caches keep, longer blocks may take more time than they save.
+    for most in {memory, min(int(sizes.profile.reused), memory)}:
+        found += [longer for plan in found if (longer := _longer(plan, sizes, most)) is not None]
     return found
+
+
+def _longer(plan: Plan, sizes: Sizes, memory: int) -> Plan | None:
+    """The plan with the longest last block that fits, of few blocks of several steps."""
+    if plan.block_size == 1 or not 1 < plan.blocks <= MOST_UNEQUAL:
+        return None
+    most = -(-plan.length // (plan.blocks - 1)) - 1
+    left = memory - cost.memory(plan, sizes)
+    left -= (cost.STEPS_IN_A_PRODUCT - cost.piece(plan.block_size)) * sizes.factors
+    longest = min(plan.block_size + left // max(sizes.residuals, 1), most)
+    if sizes.factors:  # whole products
+        longest -= longest % cost.STEPS_IN_A_PRODUCT
+    return replace(plan, block_size=longest) if longest > plan.block_size else None
 
 
 def _checkpoints(blocks: int, most: int) -> Iterator[int]:
@@ -187,12 +208,16 @@ def _checkpoints(blocks: int, most: int) -> Iterator[int]:
 
 
 def _blocks(length: int) -> Iterator[int]:
-    """Block lengths to try, each the shortest for its number of blocks."""
+    """Block lengths to try, each the shortest for its number of blocks. Few blocks may also be
+    longer: then less is run again."""
     tried, k = 0, 1
     while k <= length:
-        shortest = -(-length // -(-length // k))
+        blocks = -(-length // k)
+        shortest = -(-length // blocks)
         if shortest > tried:
             yield shortest
+        if blocks <= MOST_UNEQUAL and k > shortest:
+            yield k
         tried = max(tried, shortest)
         k = k + 1 if k < FINEST else max(k + 1, k + k // 20)
     if tried < length or length == 0:

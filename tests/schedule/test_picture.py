@@ -56,7 +56,8 @@ def test_lines_show_the_actions(p: Plan) -> None:
         waiting = low
     assert (clock, waiting) == (p.evaluations, 0)
     for evaluations, _, target, slots, kept in sweeps(p):
-        before = evaluations - min(p.block_size, p.length - target)
+        is_last = target == p.stride * (p.blocks - 1)
+        before = evaluations - (p.length - target if is_last else p.stride)
         for lines, positions in (held, slots), (stored, kept):
             now = {step for (begin, step), (end, _) in lines if begin <= before < end}
             assert now == set(positions)

@@ -44,9 +44,13 @@ def test_schedule_in_blocks(checkpoints: int) -> None:
     for length in (*range(13), 23, 40):
         for block_size in range(1, length + 1):
             p = Plan(length, checkpoints, block_size)
-            expected = block_size * optimal_advances(p.blocks + (block_size == 1), checkpoints)
+            expected = p.stride * optimal_advances(p.blocks + (block_size == 1), checkpoints)
             assert p.advances == expected == p.evaluations - length
             assert (p.blocks - 1) * block_size < length <= p.blocks * block_size
+            last = length - (p.blocks - 1) * p.stride
+            assert 0 < last <= block_size >= p.stride
+            # The others cannot be shorter.
+            assert p.blocks == 1 or length - (p.blocks - 1) * (p.stride - 1) > block_size
             ran = run_abstract_machine(p, length, checkpoints, block_size)
             assert sum(ran.advanced) == expected
 
@@ -58,8 +62,8 @@ def test_plan_in_blocks() -> None:
     assert p.memory(1000, 10) == 84 * 1000 + 12 * 10 + 1000
     assert p.memory(1000, 10, 7) == 84 * 1000 + 12 * 10 + 7
     assert str(p) == (
-        "1000 steps, blocks of 12 steps, 84 checkpoints: 1996 evaluations (1.00 extra forward "
-        "passes, no step advanced more than once)"
+        "1000 steps, blocks of at most 12 steps, 84 checkpoints: 1996 evaluations (1.00 extra "
+        "forward passes, no step advanced more than once)"
     )
 
 

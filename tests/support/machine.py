@@ -91,7 +91,7 @@ def run_abstract_machine(
             case Tape(start, stop):
                 assert current == start
                 assert stop == still_to_tape
-                assert start == k * ((stop - 1) // k)
+                assert 0 < stop - start <= k
                 still_to_tape, current = start, None
     assert still_to_tape == 0
     assert not slots

@@ -107,6 +107,18 @@ def cut_at(step: Linearized, kept: list[Variable], profile: Profile) -> Cut:
     return Cut(kept, step.in_order(same), recomputed, more, given)
 
 
+def more_in_a_block(step: Linearized, cut: Cut, profile: Profile) -> float:
+    """The nanoseconds of a step that is taped in a block beyond those of one that is taped alone,
+    which has no next step: so only its residuals are computed, and none of them twice."""
+    jaxpr = step.closed.jaxpr
+
+    def work_to(outputs: Sequence[Any]) -> float:
+        return work_of_equations(between(jaxpr, jaxpr.invars, outputs), profile)
+
+    again = work_of_equations(cut.recomputed, profile)
+    return work_to([*step.results, *cut.kept]) + again - work_to(step.residuals)
+
+
 def fewest_bytes(
     step: Linearized, cheap: Collection[str] = CHEAP, free: Collection[Variable] = ()
 ) -> list[Variable]:

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_revolve._compat.jaxprs import ClosedJaxpr, is_literal
+from jax_revolve._compat.jaxprs import ClosedJaxpr, is_literal, name_of, variables
 from jax_revolve._compat.values import (
     AbstractValue,
     added,
@@ -31,7 +31,7 @@ from jax_revolve._compat.values import (
     zeros,
 )
 from jax_revolve.engine.codecs import encoded_types
-from jax_revolve.engine.tape.cut import Cut, best_cut, cut_at, uncut
+from jax_revolve.engine.tape.cut import Cut, best_cut, more_in_a_block, uncut
 from jax_revolve.engine.tape.layout import Layout, Tape, broadcast
 from jax_revolve.engine.tape.weight_gradients import WeightGradients
 from jax_revolve.jaxprs.parts import between, part_of
@@ -41,6 +41,7 @@ from jax_revolve.step.cpu import in_a_branch, turns, with_reads_first
 from jax_revolve.step.journal import Journal
 from jax_revolve.step.linearized import Cotangents, Linearized, add
 from jax_revolve.step.loop import Loop, Operands, for_loop
+from jax_revolve.step.operations import having
 from jax_revolve.step.steps import Steps
 from jax_revolve.step.work import work_of
 from jax_revolve.storage.buffers import Buffers, read, write
@@ -64,6 +65,7 @@ def sizes_of(
     cut = taped.cut
     # `jax.linearize` works even if the step has no reverse mode, and a part of it may have one.
     weights = taped.weight_gradients if taped.is_transposable else None
+    factors = bytes_of(weights.types) if weights else 0
     carry, by_jax = list(map(jax.typeof, operands.carry)), uncut(step)
     computed = [] if cut.is_elementwise else set(by_jax).difference(cut.kept)  # not merged by XLA
     recomputed = bytes_of(v.aval for v in computed)
@@ -82,11 +84,12 @@ def sizes_of(
         weights=bytes_of(weights.weights) if weights else 0,
         work=work_of(loop.jaxpr, profile),
         again=recomputed,
-        again_work=cut_at(step, cut.kept, profile).work,
+        again_work=more_in_a_block(step, cut, profile),
         uncut=bytes_of(v.aval for v in by_jax),
         profile=profile,
-        factors=bytes_of(weights.types) if weights else 0,
+        factors=factors,
         arrays=len(cut.kept) - len(cut.given),
+        copied=_copied(step, cut, step.transposed if weights else None) + factors,
         journal=logged,
     )
     if loop.inverse is None:
@@ -98,8 +101,25 @@ def sizes_of(
         again_work=work_of(loop.inverse, profile),
         factors=0,
         arrays=0,
+        copied=0,
         is_walked_back=True,
     )
+
+
+def _copied(step: Linearized, cut: Cut, pullback: ClosedJaxpr | None) -> int:
+    """The kept bytes of a step of a block that kernels of their own make or read. These can
+    neither write to a tape nor read from it, so XLA copies."""
+    read = {v for eqn in _kernels(step.closed) for v in (*variables(eqn.invars), *eqn.outvars)}
+    if pullback is not None:
+        of_pullback = {v for eqn in _kernels(pullback) for v in variables(eqn.invars)}
+        pairs = zip(pullback.jaxpr.invars, step.residuals, strict=False)
+        read.update(variables([residual for v, residual in pairs if v in of_pullback]))
+    return bytes_of(v.aval for v in cut.kept if v in read and v not in cut.given)
+
+
+def _kernels(closed: ClosedJaxpr) -> list[Any]:
+    names = having("product", "kernel", "cubic")
+    return [eqn for eqn in closed.jaxpr.eqns if name_of(eqn) in names]
 
 
 class TapedStep:
