@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from benchmarks.contenders.scans import EQUINOX, LAX_SCAN, REMAT, equinox, jax_revolve
 from benchmarks.report.results import Results, by_contender
-from benchmarks.report.table import Table, of, text
+from benchmarks.report.table import Table, of
 from benchmarks.runner.benchmark import Benchmark
 from benchmarks.runner.comparison import Comparison
 from benchmarks.runner.programs import Contender, Workload

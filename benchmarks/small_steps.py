@@ -41,7 +41,8 @@ def _ms(contender: str) -> Callable[[list[Run]], str]:
 def _over_equinox(checkpoints: int) -> Callable[[list[Run]], str]:
     def cell(runs: list[Run]) -> str:
         ours, theirs = (
-            find(runs, contender=name, checkpoints=checkpoints)[0] for name in (JAX_REVOLVE, EQUINOX)
+            find(runs, contender=name, checkpoints=checkpoints)[0]
+            for name in (JAX_REVOLVE, EQUINOX)
         )
         return f"{text('{median_ms:.1f} ms', ours)}, {ratio(ours, theirs)}"
 
