@@ -10,12 +10,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from benchmarks import stencils
 from benchmarks.fronts import QUICK_SHAPES, SHAPES
 from benchmarks.report.results import Results, Run, grouped
 from benchmarks.report.table import Table
 from benchmarks.runner.benchmark import Benchmark
 from benchmarks.runner.comparison import Comparison
-from benchmarks.runner.programs import Compiler, Contender, Program
+from benchmarks.runner.programs import Compiler, Contender, Program, Workload
 from benchmarks.workloads.recurrences import Recurrence, of_state, scanned
 from jax_revolve import checkpointed_scan
 from jax_revolve.step.cpu import PIECES, turned_off
@@ -46,8 +47,16 @@ def comparisons(quick: bool) -> Iterator[Comparison]:
     for make, shape in QUICK_SHAPES if quick else [*SHAPES, (trajectory, (1000, 1000))]:
         workload = scanned(make(*shape))
         for name, options in OPTIONS.items():
-            without = [partial(_without, piece, options) for piece in (WHOLE, *PIECES)]
-            yield Comparison(workload, f"gradient, {name}", without, share=0.12)
+            yield _comparison(workload, name, options, PIECES)
+    for make, shape in () if quick else stencils.SHAPES:
+        yield _comparison(scanned(make(*shape)), "default", {}, ("windows",))
+
+
+def _comparison(
+    workload: Workload, name: str, options: dict[str, Any], pieces: tuple[str, ...]
+) -> Comparison:
+    without = [partial(_without, piece, options) for piece in (WHOLE, *pieces)]
+    return Comparison(workload, f"gradient, {name}", without, share=0.12)
 
 
 def _without(

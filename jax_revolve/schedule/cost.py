@@ -41,7 +41,7 @@ class Sizes(NamedTuple):
     residuals: int  # the kept residuals of a step in a block of several steps
     alone: int  # the residuals of a step that is taped alone
     carry: int  # the whole carry
-    weights: int = 0  # the weights whose cotangents are computed once for a block
+    weights: int = 0  # the weights whose cotangents are sums of one product for many steps
     # The estimated nanoseconds of an evaluation; `None` if nothing else counts beside them.
     work: float | None = None
     again: int = 0  # the residuals of a single step that are recomputed from the kept ones
@@ -56,7 +56,8 @@ class Sizes(NamedTuple):
 
 
 def memory(plan: Plan, sizes: Sizes) -> int:
-    carry = sizes.carry + sizes.journal
+    # What is added to the cotangent of a weight is there before.
+    carry = sizes.carry + sizes.journal + sizes.weights
     if plan.block_size == 1:
         return plan.memory(sizes.checkpoint, sizes.alone, carry)
     in_block = plan.memory(sizes.checkpoint, sizes.residuals, carry)

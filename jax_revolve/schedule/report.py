@@ -104,6 +104,9 @@ class Report(Printed):
         if sizes.factors:
             meaning = f"factors of weights' cotangents, for at most {STEPS_IN_A_PRODUCT} steps"
             rows.append(("- pulled back", sizes.factors, meaning))
+        if sizes.weights:
+            meaning = "products, before they are added"
+            rows.append(("weight gradients", sizes.weights, meaning))
         if not sizes.is_walked_back and (sizes.factors or sizes.alone != sizes.residuals):
             meaning = "with block size 1: weight gradients are summed in each step"
             rows.append(("- taped alone", sizes.alone, meaning))

@@ -33,6 +33,9 @@ TIE = 1.1
 """A plan must be predicted faster by this factor to be preferred to a single block, which
 recomputes nothing and so is never slower than storing everything."""
 
+MOST_FOR_NO_WAITS = 2
+"""The most predicted time, over that of a plan that waits, at which none does."""
+
 FEW = 12
 MORE_REPETITIONS = 4
 """If more than `FEW` checkpoints fit, we try the most, and the fewest for each of the next
@@ -60,7 +63,12 @@ def quickest(
     if storage is not None:
         plans = [in_segments(p, storage) for p in plans if not p.levels]
     key = lambda p: cost.time(p, sizes, is_while=is_while) * (tie if p.blocks > 1 else 1)  # noqa: E731
-    return min(plans, key=key)
+    best = min(plans, key=key)
+    if is_while or best.static_levels or not _is_slow_to_wait(sizes):
+        return best
+    # How long a device waits is known least: a plan without waits may take more time.
+    static = min((p for p in plans if p.static_levels), key=key, default=best)
+    return static if key(static) <= MOST_FOR_NO_WAITS * key(best) else best
 
 
 def equal_blocks(length: int, blocks: int) -> Plan:
@@ -157,9 +165,8 @@ def _fitting(
 ) -> list[Plan]:
     """The plans to choose from that take at most `memory` bytes; an error if there is none."""
     found: list[Plan] = []
-    # Where an iteration that depends on data waits longer than a kernel takes, as on a GPU, we try
-    # plans on several levels, too, whose loops have a static length.
-    is_slow_to_wait = sizes.work is not None and sizes.profile.waiting > sizes.profile.kernel
+    # Where waits are slow, we try plans on several levels, too, whose loops have a static length.
+    is_slow_to_wait = _is_slow_to_wait(sizes)
     for k in _blocks(length) if block_size is None else (block_size,):
         left = memory - cost.memory(Plan(length, 1, k), sizes)
         if left < 0:
@@ -179,6 +186,11 @@ def _fitting(
     for most in {memory, min(int(sizes.profile.reused), memory)}:
         found += [longer for plan in found if (longer := _longer(plan, sizes, most)) is not None]
     return found
+
+
+def _is_slow_to_wait(sizes: Sizes) -> bool:
+    """Whether an iteration that depends on data waits longer than a kernel takes, as on a GPU."""
+    return sizes.work is not None and sizes.profile.waiting > sizes.profile.kernel
 
 
 def _longer(plan: Plan, sizes: Sizes, memory: int) -> Plan | None:
@@ -227,11 +239,13 @@ def _blocks(length: int) -> Iterator[int]:
 def _too_little(length: int, sizes: Sizes, memory: int, block_size: int | None) -> TooLittleMemory:
     k = block_size or 1
     least = cost.memory(Plan(length, 1, k), sizes)
-    residuals = least - sizes.checkpoint - sizes.carry
+    residuals = least - sizes.checkpoint - sizes.carry - sizes.weights
+    weights = f", {sizes.weights} for products of weight gradients" if sizes.weights else ""
     steps = "one step" if k == 1 else f"a block of {k} steps"
     return TooLittleMemory(
         least,
         f"memory must be at least {least} bytes here, but is {memory}: {sizes.checkpoint} for a "
-        f"single checkpoint, {residuals} for the residuals of {steps} and {sizes.carry} "
-        "for the carry that the loop runs on. Pass at least that much: no schedule takes less.",
+        f"single checkpoint, {residuals} for the residuals of {steps}{weights} and "
+        f"{sizes.carry} for the carry that the loop runs on. Pass at least that much: no schedule "
+        "takes less.",
     )
