@@ -6,7 +6,7 @@
     python -m benchmarks --draw       # only the tables and pictures, of earlier results
     python -m benchmarks stale        # which results are of other sources, and who quotes them
     python -m benchmarks constants    # the CPU's profile of the cost model, of results of `plans`
-    python -m benchmarks accelerator  # what is to be known of a GPU or TPU: `--part 1`, `--part 2`
+    python -m benchmarks accelerator  # what is to be known of a GPU or TPU: `--part 1` to `--part 6`
 
 Each runs in a process of its own, with its contenders taking turns in it, and writes its results to
 `benchmarks/results`, one file for each kind of device; a quick run writes to a temporary folder.
@@ -45,7 +45,7 @@ Three run only by name, because they need packages that the project does not dep
 
 A command of its own runs pieces of them at sizes for an accelerator:
 
-- `accelerator`: time over memory of large workloads (part 1), host memory and while loops (part 2)
+- `accelerator`: time over memory of large workloads, host memory, while loops, command buffers
 """
 
 import argparse
@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("command", nargs="?", choices=COMMANDS, help=argparse.SUPPRESS)
     parser.add_argument("--quick", action="store_true", help="tiny loops; results are not kept")
     parser.add_argument("--only", choices=BENCHMARKS + BY_NAME, help="one of them")
-    parser.add_argument("--part", type=int, choices=(1, 2), help="of `accelerator`")
+    parser.add_argument("--part", type=int, choices=range(1, 7), help="of `accelerator`")
     parser.add_argument("--draw", action="store_true", help="only tables and pictures")
     parser.add_argument("--busy", action="store_true", help="measure although the machine is busy")
     options = parser.parse_args()

@@ -71,10 +71,10 @@ def comparisons(quick: bool) -> Iterator[Comparison]:
         yield Comparison(workload, "gradient", contenders, 1 / 3, least_rounds=9, about=about)
 
 
-def large(quick: bool) -> Iterator[Comparison]:
+def large(quick: bool, which: slice) -> Iterator[Comparison]:
     """For accelerators, with few ways to nest scans: to compile many takes longer than to run
     them."""
-    for make, shape in QUICK_SHAPES if quick else LARGE_SHAPES:
+    for make, shape in (QUICK_SHAPES if quick else LARGE_SHAPES)[which]:
         workload = scanned(make(*shape))
         budgets = (Within(share, (equinox_as_lean,)) for share in LARGE_SHARES)
         few = (nested(squarest(workload.length), taped) for taped in (True, False))

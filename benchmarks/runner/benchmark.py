@@ -64,8 +64,7 @@ class Benchmark:
         part = path.with_suffix(".part")
         machine = describe_machine()
         results: dict[str, Any] = {"machine": machine, "pieces": {}, "measurements": []}
-        if machine["tree"] or quick:
-            results = _going_on(part, machine) or _going_on(path, machine) or results
+        results = _going_on(part, machine) or _going_on(path, machine) or results
         taken = _seconds_of_pieces(path)
         left = sum(taken.values()) - sum(taken.get(name, 0) for name in results["pieces"])
         print(f"{path.stem}: {_in_minutes(left if taken else None)}", flush=True)

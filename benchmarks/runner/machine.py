@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from datetime import UTC, datetime
+from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -40,19 +41,18 @@ def today() -> str:
 
 
 def sources() -> dict[str, str | None]:
-    """The commit, and the hash of `jax_revolve/` in it; `None` where they are unknown, because this
-    is no checkout or has changes, or Git is not installed."""
-
-    def git(*arguments: str) -> str | None:
-        if shutil.which("git") is None:
-            return None
-        command = ["git", "-C", str(ROOT), *arguments]
+    """The commit, `None` where it is unknown, as in a copy without Git; and a hash of the files of
+    `jax_revolve/`."""
+    commit = None
+    if shutil.which("git") is not None:
+        command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
         done = subprocess.run(command, capture_output=True, text=True)
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    is_clean = git("status", "--porcelain", "jax_revolve") == ""
-    tree = git("rev-parse", "HEAD:jax_revolve") if is_clean else None
-    return {"commit": git("rev-parse", "HEAD"), "tree": tree}
+        commit = done.stdout.strip() if done.returncode == 0 else None
+    digest = sha256()
+    for path in sorted((ROOT / "jax_revolve").rglob("*")):
+        if path.suffix in (".py", ".json"):
+            digest.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
+    return {"commit": commit, "tree": digest.hexdigest()[:40]}
 
 
 def load() -> float:
