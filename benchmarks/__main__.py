@@ -6,7 +6,7 @@
     python -m benchmarks --draw       # only the tables and pictures, of earlier results
     python -m benchmarks stale        # which results are of other sources, and who quotes them
     python -m benchmarks constants    # the CPU's profile of the cost model, of results of `plans`
-    python -m benchmarks accelerator  # what is to be known of a GPU or TPU: `--part 1` to `--part 6`
+    python -m benchmarks accelerator  # what is to be known of a GPU or TPU: `--part 1` to `6`
 
 Each runs in a process of its own, with its contenders taking turns in it, and writes its results to
 `benchmarks/results`, one file for each kind of device; a quick run writes to a temporary folder.

@@ -107,8 +107,8 @@ def sizes_of(
 
 
 def _copied(step: Linearized, cut: Cut, pullback: ClosedJaxpr | None) -> int:
-    """The kept bytes of a step of a block that kernels of their own make or read. These can
-    neither write to a tape nor read from it, so XLA copies."""
+    """The kept bytes of a step of a block that kernels of their own make or read, such as loops.
+    These can neither write to a tape nor read from it, so XLA copies."""
     read = {v for eqn in _kernels(step.closed) for v in (*variables(eqn.invars), *eqn.outvars)}
     if pullback is not None:
         of_pullback = {v for eqn in _kernels(pullback) for v in variables(eqn.invars)}
@@ -118,8 +118,8 @@ def _copied(step: Linearized, cut: Cut, pullback: ClosedJaxpr | None) -> int:
 
 
 def _kernels(closed: ClosedJaxpr) -> list[Any]:
-    names = having("product", "kernel", "cubic")
-    return [eqn for eqn in closed.jaxpr.eqns if name_of(eqn) in names]
+    merged = having("elementwise", "moving", "transcendental", "slow") - having("kernel")
+    return [eqn for eqn in closed.jaxpr.eqns if name_of(eqn) not in merged]
 
 
 class TapedStep:
