@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.contenders.scans import EQUINOX, LAX_SCAN, REMAT, equinox, jax_revolve
-from benchmarks.report.results import Results, by_contender
+from benchmarks.report.results import Results, Run, by_contender
 from benchmarks.report.table import Table, of
 from benchmarks.runner.benchmark import Benchmark
 from benchmarks.runner.comparison import Comparison
@@ -38,7 +38,7 @@ def comparisons(quick: bool) -> Iterator[Comparison]:
         yield Comparison(workload, "gradients of examples", contenders, share=1 / 2)
 
 
-def _workloads(results: Results) -> Iterator[dict[str, object]]:
+def _workloads(results: Results) -> Iterator[dict[str, Run]]:
     return by_contender(results, "workload")
 
 

@@ -59,7 +59,7 @@ def sizes(profile: Any) -> Sizes:
     return Sizes(4000, 4000, 4000, 4000, work=1000.0, profile=profile)
 
 
-@pytest.mark.parametrize("carries", [10, 30, 100, 300])
+@pytest.mark.parametrize("carries", [10, 15, 20, 30, 50, 100, 300])
 def test_a_gpu_gets_static_plans_within_the_budget(carries: int) -> None:
     """And others no levels."""
     chosen = quickest(1000, sizes(GPU), carries * 4000)

@@ -269,6 +269,23 @@ def test_blocks_of_a_loop_that_stops_by_itself_have_a_checkpoint_each() -> None:
     assert quickest(6, Sizes(1, 1, 1, 1), 100, block_size=2) == Plan(6, 2, 2)
 
 
+@pytest.mark.parametrize("share", [0.95, 0.9, 0.7, 0.5, 0.4])
+def test_few_blocks_use_all_of_the_memory(share: float) -> None:
+    """What does not fit on one tape runs again, and no more."""
+    sizes, memory = Sizes(10, 10, 10, 10), int(10_000 * share) + 50
+    chosen = quickest(1000, sizes, memory)
+    assert memory - 30 < cost.memory(chosen, sizes) <= memory
+    assert chosen.evaluations - 2000 + chosen.block_size in range(3)
+    assert chosen.block_size > 1000 * share - 5
+
+
+def test_products_of_weights_need_room() -> None:
+    sizes = Sizes(10, 10, 10, 10, weights=100)
+    assert cost.memory(quickest(1000, sizes, 200), sizes) <= 200
+    with pytest.raises(ValueError, match="10 for the residuals of one step, 100 for products of"):
+        quickest(1000, sizes, 100)
+
+
 @given(st.integers(0, 100), all_sizes(), st.booleans())
 @example(57, Sizes(10**6, 240_000, 240_000, 1_100_000, 10**5, 10_000.0), False)
 @example(19, HEAVY, False)
