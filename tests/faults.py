@@ -228,7 +228,19 @@ a bar counts the steps of the shortest example: progress/test_meters.py -k longe
 - jnp.max(x, axis=d) for x, d in zip(flat[:2], dims, strict=False)
 + jnp.min(x, axis=d) for x, d in zip(flat[:2], dims, strict=False)
 
+the last block is the shortest: schedule/test_planning.py -k in_blocks
+- return -(-(length - block_size) // others) if others > 0 else block_size
++ return block_size
+
+a longer last block leaves room: schedule/test_planning.py -k all_of_the_memory
+- longest = min(plan.block_size + left // max(sizes.residuals, 1), most)
++ longest = min(plan.block_size + left // max(2 * sizes.residuals, 1), most)
+
 # Bytes
+
+products of weight gradients are not counted: schedule/test_planning.py -k products_of_weights
+- carry = sizes.carry + sizes.journal + sizes.weights
++ carry = sizes.carry + sizes.journal
 
 a plan counts one checkpoint too few: schedule/test_planning.py -k plan_in_blocks
 - checkpoints = self.checkpoints_on_device * state_bytes

@@ -189,8 +189,9 @@ def _fitting(
 
 
 def _is_slow_to_wait(sizes: Sizes) -> bool:
-    """Whether an iteration that depends on data waits longer than a kernel takes, as on a GPU."""
-    return sizes.work is not None and sizes.profile.waiting > sizes.profile.kernel
+    """Whether a loop waits longer before an iteration that depends on data than an iteration takes,
+    as on a GPU."""
+    return sizes.work is not None and sizes.profile.waiting > sizes.profile.evaluation
 
 
 def _longer(plan: Plan, sizes: Sizes, memory: int) -> Plan | None:
