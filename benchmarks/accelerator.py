@@ -87,6 +87,8 @@ PARTS: dict[int, tuple[Callable[[bool], Iterator[Piece]], ...]] = {
 
 def of_part(part: int | None) -> Benchmark:
     """Or all of them, which write the same file."""
+    if part not in (None, *PARTS):
+        sys.exit(f"--part must be one of {', '.join(map(str, PARTS))}, but is {part}.")
 
     def pieces(quick: bool) -> Iterator[Piece]:
         for number, makers in PARTS.items():

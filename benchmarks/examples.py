@@ -6,18 +6,16 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from benchmarks.contenders.scans import EQUINOX, LAX_SCAN, REMAT, equinox, jax_revolve
+from benchmarks.contenders.scans import BY_DEFAULT, EQUINOX, LAX_SCAN, REMAT, equinox, jax_revolve
 from benchmarks.report.results import Results, Run, by_contender
 from benchmarks.report.table import Table, of
 from benchmarks.runner.benchmark import Benchmark
 from benchmarks.runner.comparison import Comparison
-from benchmarks.runner.programs import Contender, Workload
+from benchmarks.runner.programs import Workload
 from benchmarks.workloads.recurrences import Recurrence, lstm, scanned, stencil
-from jax_revolve import checkpointed_scan
 
 SHAPES = [(stencil, (1000, 2000), 16), (lstm, (300, 4, 64), 8)]
 QUICK_SHAPES = [(stencil, (8, 16), 2), (lstm, (6, 2, 4), 3)]
-DEFAULT = Contender("jax_revolve by default", checkpointed_scan)
 CHECKPOINTS = 20
 
 
@@ -32,7 +30,7 @@ def mapped(recurrence: Recurrence, count: int) -> Workload:
 
 
 def comparisons(quick: bool) -> Iterator[Comparison]:
-    contenders = [LAX_SCAN, REMAT, DEFAULT, jax_revolve(CHECKPOINTS), equinox(CHECKPOINTS)]
+    contenders = [LAX_SCAN, REMAT, BY_DEFAULT, jax_revolve(CHECKPOINTS), equinox(CHECKPOINTS)]
     for make, shape, count in QUICK_SHAPES if quick else SHAPES:
         workload = mapped(make(*shape), count)
         yield Comparison(workload, "gradients of examples", contenders, share=1 / 2)
@@ -53,7 +51,7 @@ TABLES = {
             ("loop", of(LAX_SCAN.name, "{workload}")),
             ("`lax.scan(f)`", _cost(LAX_SCAN.name)),
             ("`lax.scan(jax.checkpoint(f))`", _cost(REMAT.name)),
-            ("by default", _cost(DEFAULT.name)),
+            ("by default", _cost(BY_DEFAULT.name)),
             ("ours", _cost("jax_revolve")),
             ("Equinox's loop", _cost(EQUINOX)),
         ],

@@ -1,7 +1,7 @@
 """Plans of all kinds, timed in turns, beside what the cost model predicts.
 
-- The loss by prediction: the time of the plan that is chosen within a budget, over that of the
-  quickest plan that fits. The quickest is chosen by half of the rounds, and compared with the
+- The loss by prediction: how much longer the plan that is chosen within a budget takes than the
+  quickest one that fits. The quickest is chosen by half of the rounds, and compared with the
   chosen one by the other half, so that luck does not count.
 - How far differences of times between plans are from the predicted ones.
 - The constants of a profile: `python -m benchmarks constants` fits them to these times, and writes

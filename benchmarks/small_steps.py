@@ -3,15 +3,20 @@ checkpoints."""
 
 from collections.abc import Callable, Iterator
 
-from benchmarks.contenders.scans import EQUINOX, JAX_REVOLVE, LAX_SCAN, equinox, jax_revolve
+from benchmarks.contenders.scans import (
+    BY_DEFAULT,
+    EQUINOX,
+    JAX_REVOLVE,
+    LAX_SCAN,
+    equinox,
+    jax_revolve,
+)
 from benchmarks.report.results import Results, Run, find, grouped
 from benchmarks.report.table import Table, ratio, text
 from benchmarks.runner.benchmark import Benchmark
 from benchmarks.runner.comparison import Comparison
-from benchmarks.runner.programs import Contender
 from benchmarks.workloads import small
 from benchmarks.workloads.recurrences import scanned
-from jax_revolve import checkpointed_scan
 
 SYSTEMS = (
     small.lorenz_63,
@@ -24,14 +29,13 @@ SYSTEMS = (
 )
 LENGTH = 20_000
 CHECKPOINTS = (10, 30)
-DEFAULT = Contender("jax_revolve by default", checkpointed_scan)
 
 
 def comparisons(quick: bool) -> Iterator[Comparison]:
     each = [c for s in CHECKPOINTS for c in (jax_revolve(s), equinox(s))]
     for make in SYSTEMS[:2] if quick else SYSTEMS:
         workload = scanned(make(100 if quick else LENGTH))
-        yield Comparison(workload, "gradient", [LAX_SCAN, DEFAULT, *each], share=1 / 3)
+        yield Comparison(workload, "gradient", [LAX_SCAN, BY_DEFAULT, *each], share=1 / 3)
 
 
 def _ms(contender: str) -> Callable[[list[Run]], str]:
@@ -55,13 +59,13 @@ def _systems(results: Results) -> Iterator[list[Run]]:
 
 TABLES = {
     "small-steps": Table(
-        f"Gradients of {LENGTH} small steps {{where}}, and the times over those of Equinox's loop"
-        " with as many checkpoints (`benchmarks/small_steps.py`):",
+        f"Gradients of {LENGTH} small steps {{where}}, and their times over Equinox's loop with"
+        " as many checkpoints (`benchmarks/small_steps.py`):",
         _systems,
         [
             ("loop", lambda runs: runs[0]["workload"]),
             ("`lax.scan`", _ms(LAX_SCAN.name)),
-            ("by default", _ms(DEFAULT.name)),
+            ("by default", _ms(BY_DEFAULT.name)),
             *((f"{s} checkpoints", _over_equinox(s)) for s in CHECKPOINTS),
         ],
     ),

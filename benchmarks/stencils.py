@@ -3,12 +3,18 @@ that its user writes by hand, and Equinox's loop."""
 
 from collections.abc import Callable, Iterator
 
-from benchmarks.contenders.scans import EQUINOX, JAX_REVOLVE, LAX_SCAN, equinox, jax_revolve
+from benchmarks.contenders.scans import (
+    BY_DEFAULT,
+    EQUINOX,
+    JAX_REVOLVE,
+    LAX_SCAN,
+    equinox,
+    jax_revolve,
+)
 from benchmarks.report.results import Results, Run, find
 from benchmarks.report.table import Table, text
 from benchmarks.runner.benchmark import Benchmark
 from benchmarks.runner.comparison import Comparison
-from benchmarks.runner.programs import Contender
 from benchmarks.workloads.recurrences import Recurrence, scanned
 from benchmarks.workloads.stencils import (
     burgers,
@@ -18,7 +24,6 @@ from benchmarks.workloads.stencils import (
     plate,
     shallow_water,
 )
-from jax_revolve import checkpointed_scan
 
 SHAPES: list[tuple[Callable[..., Recurrence], tuple[int, int]]] = [
     (lorenz_96, (3000, 2000)),
@@ -30,12 +35,11 @@ SHAPES: list[tuple[Callable[..., Recurrence], tuple[int, int]]] = [
 ]
 QUICK_SHAPES = [(burgers, (8, 16)), (plate, (4, 8))]
 STAGED = (lorenz_96, burgers, limited, plate)
-DEFAULT = Contender("jax_revolve by default", checkpointed_scan)
 CHECKPOINTS = 10
 
 
 def comparisons(quick: bool) -> Iterator[Comparison]:
-    contenders = [LAX_SCAN, DEFAULT, jax_revolve(CHECKPOINTS), equinox(CHECKPOINTS)]
+    contenders = [LAX_SCAN, BY_DEFAULT, jax_revolve(CHECKPOINTS), equinox(CHECKPOINTS)]
     for make, shape in QUICK_SHAPES if quick else SHAPES:
         workload = scanned(make(*shape))
         yield Comparison(workload, "value", contenders[:2], share=1 / 4)
@@ -71,10 +75,10 @@ TABLES = {
         [
             ("loop", lambda both: both[0][0]["workload"]),
             ("value, `lax.scan`", _ms(LAX_SCAN.name, "value")),
-            ("ours", _ms(DEFAULT.name, "value")),
+            ("ours", _ms(BY_DEFAULT.name, "value")),
             ("gradient, `lax.scan`", _ms(LAX_SCAN.name)),
             ("by hand", _ms(LAX_SCAN.name, by_hand=True)),
-            ("ours, by default", _ms(DEFAULT.name)),
+            ("ours, by default", _ms(BY_DEFAULT.name)),
             ("ours", _ms(JAX_REVOLVE)),
             ("Equinox's loop", _ms(EQUINOX)),
         ],

@@ -236,6 +236,10 @@ a longer last block leaves room: schedule/test_planning.py -k all_of_the_memory
 - longest = min(plan.block_size + left // max(sizes.residuals, 1), most)
 + longest = min(plan.block_size + left // max(2 * sizes.residuals, 1), most)
 
+a GPU waits to save a little: schedule/test_levels.py -k does_not_wait
+- MOST_FOR_NO_WAITS = 2
++ MOST_FOR_NO_WAITS = 1
+
 # Bytes
 
 products of weight gradients are not counted: schedule/test_planning.py -k products_of_weights

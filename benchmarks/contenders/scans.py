@@ -33,6 +33,7 @@ SAVES_PRODUCTS = Contender(
     "lax.scan(checkpoint, products saved)",
     partial(_scan_of_checkpoints, policy=jax.checkpoint_policies.dots_saveable),
 )
+BY_DEFAULT = Contender("jax_revolve by default", checkpointed_scan)
 TAPED_WHOLE = Contender("jax_revolve, taped whole", _taped_whole)
 
 

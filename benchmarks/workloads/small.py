@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from benchmarks.workloads import steps
 from benchmarks.workloads.recurrences import Recurrence, of_state
 
 
@@ -20,10 +21,7 @@ def lorenz_63(length: int, h: float = 0.001) -> Recurrence:
 
 
 def lorenz_96(length: int, width: int = 40, h: float = 0.001) -> Recurrence:
-    def slope(u: Any) -> Any:
-        return (jnp.roll(u, -1) - jnp.roll(u, 2)) * jnp.roll(u, 1) - u + 8.0
-
-    return _solved("Lorenz-96", length, slope, 8 + jnp.sin(jnp.arange(float(width))), h)
+    return _solved("Lorenz-96", length, steps.lorenz_96, 8 + jnp.sin(jnp.arange(float(width))), h)
 
 
 def predator_prey(length: int, h: float = 0.01) -> Recurrence:
@@ -77,7 +75,7 @@ def filter_of(length: int, width: int = 4) -> Recurrence:
 
 
 def network(length: int, width: int = 100) -> Recurrence:
-    """A recurrent network without a batch. The gradient is that of its weights."""
+    """A recurrent network without a batch, differentiated with respect to its weights."""
 
     def step(w: Any, h: Any, _: Any) -> Any:
         return jnp.tanh(w @ h + 0.1)
@@ -90,10 +88,5 @@ def network(length: int, width: int = 100) -> Recurrence:
 def _solved(
     family: str, length: int, slope: Callable[[Any], Any], init: Any, h: float
 ) -> Recurrence:
-    def step(_: Any, u: Any, __: Any) -> Any:
-        first = slope(u)
-        second = slope(u + h / 2 * first)
-        third = slope(u + h / 2 * second)
-        return u + h / 6 * (first + 2 * second + 2 * third + slope(u + h * third))
-
+    step = lambda _parameters, u, _x: steps.runge_kutta(slope, u, h)  # noqa: E731
     return of_state(family, f"{init.size} numbers", length, step, init)

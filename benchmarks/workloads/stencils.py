@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from benchmarks.workloads import steps
 from benchmarks.workloads.recurrences import Recurrence, of_state
 
 Slope: TypeAlias = Callable[[Any], Any]
@@ -27,16 +28,8 @@ def lorenz_96(length: int, width: int, apart: bool = False) -> Recurrence:
     """The Lorenz-96 equations, by the classical method of Runge and Kutta."""
     alone = lax.optimization_barrier if apart else _same
 
-    def slope(u: Any) -> Any:
-        u = alone(u)
-        return (jnp.roll(u, -1) - jnp.roll(u, 2)) * jnp.roll(u, 1) - u + 8.0
-
-    def step(_: Any, u: Any, __: Any, h: float = 0.001) -> Any:
-        first = slope(u)
-        second = slope(u + h / 2 * first)
-        third = slope(u + h / 2 * second)
-        return u + h / 6 * (first + 2 * second + 2 * third + slope(u + h * third))
-
+    slope = lambda u: steps.lorenz_96(alone(u))  # noqa: E731
+    step = lambda _parameters, u, _x: steps.runge_kutta(slope, u, 0.001)  # noqa: E731
     return _of(_named("Lorenz-96 in stages", apart), length, width, step, 8 + _bump(width))
 
 

@@ -49,11 +49,13 @@ def particles(length: int, count: int) -> Recurrence:
 def lorenz(length: int, width: int) -> Recurrence:
     """Runge-Kutta steps of the Lorenz-96 equations."""
 
-    def slope(u: Any) -> Any:
-        return (jnp.roll(u, -1) - jnp.roll(u, 2)) * jnp.roll(u, 1) - u + 8.0
-
-    step = lambda _parameters, u, _x: _runge_kutta(slope, u, 0.001)  # noqa: E731
+    step = lambda _parameters, u, _x: runge_kutta(lorenz_96, u, 0.001)  # noqa: E731
     return of_state("Lorenz-96", f"width {width}", length, step, 8 + _wave(width))
+
+
+def lorenz_96(u: Any) -> Any:
+    """The slope of the Lorenz-96 equations."""
+    return (jnp.roll(u, -1) - jnp.roll(u, 2)) * jnp.roll(u, 1) - u + 8.0
 
 
 def gru(length: int, batch: int, width: int) -> Recurrence:
@@ -91,7 +93,7 @@ def neural_ode(length: int, batch: int, width: int) -> Recurrence:
     """Runge-Kutta steps of a network with one hidden layer."""
 
     def step(p: Any, y: Any, _: None) -> Any:
-        return _runge_kutta(lambda y: jnp.tanh(y @ p["in"]) @ p["out"], y, 0.01)
+        return runge_kutta(lambda y: jnp.tanh(y @ p["in"]) @ p["out"], y, 0.01)
 
     shapes = {"in": (width, 4 * width), "out": (4 * width, width)}
     init = jax.random.normal(jax.random.key(1), (batch, width))
@@ -99,7 +101,8 @@ def neural_ode(length: int, batch: int, width: int) -> Recurrence:
     return _of_parameters("neural ODE", size, length, step, _weights(shapes), init)
 
 
-def _runge_kutta(slope: Callable[[Any], Any], y: Any, dt: float) -> Any:
+def runge_kutta(slope: Callable[[Any], Any], y: Any, dt: float) -> Any:
+    """A step by the classical method of Runge and Kutta."""
     first = slope(y)
     second = slope(y + dt / 2 * first)
     third = slope(y + dt / 2 * second)

@@ -45,7 +45,7 @@ class Sizes(NamedTuple):
     # The estimated nanoseconds of an evaluation; `None` if nothing else counts beside them.
     work: float | None = None
     again: int = 0  # the residuals of a single step that are recomputed from the kept ones
-    again_work: float = 0.0  # the nanoseconds of a step of a block beyond those of a single one
+    again_work: float = 0.0  # how many nanoseconds longer a step takes in a block than alone
     copied: int = 0  # the kept bytes of a step of a block that products make or read
     uncut: int | None = None  # the residuals of a step that JAX keeps
     factors: int = 0  # kept from the pullback of a step to the product for `weights`

@@ -34,7 +34,7 @@ TIE = 1.1
 recomputes nothing and so is never slower than storing everything."""
 
 MOST_FOR_NO_WAITS = 2
-"""The most predicted time, over that of a plan that waits, at which none does."""
+"""A plan without waits may be predicted to take so many times as long as one that waits."""
 
 FEW = 12
 MORE_REPETITIONS = 4
@@ -183,9 +183,9 @@ def _fitting(
     if is_while or block_size is not None:
         return found
     # Beyond what caches keep, longer blocks may take more time than they save.
-    for most in {memory, min(int(sizes.profile.reused), memory)}:
-        found += [longer for plan in found if (longer := _longer(plan, sizes, most)) is not None]
-    return found
+    limits = {memory, min(int(sizes.profile.reused), memory)}
+    longer = (_longer(plan, sizes, most) for plan in found for most in limits)
+    return [*found, *(plan for plan in longer if plan is not None)]
 
 
 def _is_slow_to_wait(sizes: Sizes) -> bool:

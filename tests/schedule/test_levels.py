@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.asked import explained_scan
 from support.machine import counts_of
 
-from jax_revolve import Disk, HostMemory, plan
+from jax_revolve import Disk, HostMemory, Plan, plan
 from jax_revolve.profiles.profile import CPU, of_platform
 from jax_revolve.schedule import cost, levels
 from jax_revolve.schedule.cost import Sizes
@@ -68,6 +68,17 @@ def test_a_gpu_gets_static_plans_within_the_budget(carries: int) -> None:
     for profile in (CPU, of_platform("tpu")):
         chosen = quickest(1000, sizes(profile), carries * 4000)
         assert not getattr(chosen, "levels", ())
+
+
+def test_a_gpu_does_not_wait_where_that_takes_a_little_less_time() -> None:
+    """Loops that wait would be predicted a third faster in as much memory."""
+    heavy, memory = sizes(GPU)._replace(work=1e5), 12 * 4000
+    chosen = quickest(300, heavy, memory)
+    assert chosen.levels
+    others = [Plan(300, s, k) for s in range(1, 12) for k in range(1, 9)]
+    others = [p for p in others if cost.memory(p, heavy) <= memory and not p.static_levels]
+    waiting = min(cost.time(p, heavy) for p in others)
+    assert 1.2 * waiting < cost.time(chosen, heavy) < 2 * waiting
 
 
 def test_the_least_memory_needs_loops_of_unknown_length() -> None:
