@@ -1,4 +1,4 @@
-"""What each piece of `jax_revolve.step.cpu` is worth: gradients with all of them, and without one.
+"""What each piece of `jax_revolve.step.cpu` is worth: derivatives with all pieces, and without one.
 
 A piece that changes no row by a twentieth, in time or in bytes, can go.
 """
@@ -17,6 +17,7 @@ from benchmarks.report.table import Table
 from benchmarks.runner.benchmark import Benchmark
 from benchmarks.runner.comparison import Comparison
 from benchmarks.runner.programs import Compiler, Contender, Program, Workload
+from benchmarks.workloads.inverses import couplings
 from benchmarks.workloads.recurrences import Recurrence, of_state, scanned
 from jax_revolve import checkpointed_scan
 from jax_revolve.step.cpu import PIECES, turned_off
@@ -43,20 +44,29 @@ def trajectory(length: int, width: int) -> Recurrence:
     return of_state("trajectory", str(width), length, step, init)
 
 
+def layers(count: int, batch: int, width: int) -> Recurrence:
+    """Couplings with weights of their own."""
+    system = couplings(batch, width, count)
+    active, size = {"init": system.init, "xs": system.xs}, f"batch {batch}, width {width}"
+    return Recurrence("couplings", size, count, system.step, active, {"parameters": None})
+
+
 def comparisons(quick: bool) -> Iterator[Comparison]:
     for make, shape in QUICK_SHAPES if quick else [*SHAPES, (trajectory, (1000, 1000))]:
         workload = scanned(make(*shape))
         for name, options in OPTIONS.items():
-            yield _comparison(workload, name, options, PIECES)
+            yield _comparison(workload, f"gradient, {name}", options, PIECES)
     for make, shape in () if quick else stencils.SHAPES:
-        yield _comparison(scanned(make(*shape)), "default", {}, ("windows",))
+        yield _comparison(scanned(make(*shape)), "gradient, default", {}, ("windows",))
+    shape = (10, 4, 16) if quick else (100, 16, 128)
+    yield _comparison(scanned(layers(*shape)), "hvp, default", {}, ("transposes",))
 
 
 def _comparison(
-    workload: Workload, name: str, options: dict[str, Any], pieces: tuple[str, ...]
+    workload: Workload, quantity: str, options: dict[str, Any], pieces: tuple[str, ...]
 ) -> Comparison:
     without = [partial(_without, piece, options) for piece in (WHOLE, *pieces)]
-    return Comparison(workload, f"gradient, {name}", without, share=0.12)
+    return Comparison(workload, quantity, without, share=0.12)
 
 
 def _without(
@@ -80,7 +90,7 @@ def _pieces_that_pay(results: Results) -> Iterator[Run]:
 
 TABLES = {
     "cpu-pieces": Table(
-        "Gradients {where} without one piece of `jax_revolve.step.cpu`, if that takes a twentieth"
+        "Derivatives {where} without one piece of `jax_revolve.step.cpu`, if that takes a twentieth"
         " more time or memory (`benchmarks/cpu_pieces.py`):",
         _pieces_that_pay,
         [

@@ -11,6 +11,8 @@ They prevent:
 - `products`: copies of the factors of weight gradients. Pays on an LSTM in blocks.
 - `windows`: arithmetic computed again in each window that reads its results, since jax 0.11. Pays
   on stencils of several stages.
+- `transposes`: transposes of weight gradients, one entry at a time. Pays on Hessian-vector products
+  of models.
 
 Three more have no switch, because the code would be the same without them. Scalars that belong
 together are one array (`steps.advance`, `engine.slots`, `engine.online`), because each scalar
@@ -52,7 +54,7 @@ from jax_revolve.step.updates import Uses, updated, with_slices
 
 T = TypeVar("T")
 
-PIECES = ("branch", "turns", "reads", "carry", "products", "windows")
+PIECES = ("branch", "turns", "reads", "carry", "products", "windows", "transposes")
 
 turned_off: set[str] = set()
 """The pieces that a benchmark does without. What is traced is not traced again for another set."""
@@ -105,37 +107,88 @@ def with_windows_apart(loop: Loop) -> Loop:
         return loop
     known = facts_of(loop.jaxpr)
     if _WINDOWS not in known:
-        known.setdefault(_WINDOWS, _windows_apart(loop.jaxpr))
+        known.setdefault(_WINDOWS, _rewritten(loop.jaxpr, _windows_apart))
     return loop._replace(jaxpr=known[_WINDOWS])
 
 
-def _windows_apart(closed: Any) -> Any:
-    """The program with barriers, at any depth; the same object if it needs none."""
+def _rewritten(closed: Any, rewrite: Callable[[Any, list[Any]], list[Any]]) -> Any:
+    """The program with its equations rewritten, at any depth; the same object if none changes."""
     flat = inlined(closed, ("jit",)) if isinstance(closed, ClosedJaxpr) else closed
+    inside = list[Any]()
+    for eqn in flat.eqns:
+        programs = [_rewritten(program, rewrite) for program in inner_programs(eqn)]
+        inside.append(with_inner_programs(eqn, programs) if programs else eqn)
+    equations = rewrite(getattr(flat, "jaxpr", flat), inside)
+    same = len(equations) == len(flat.eqns) and all(map(is_, equations, flat.eqns))
+    return closed if same else with_equations(flat, equations)
+
+
+def _windows_apart(_: Any, old: list[Any]) -> list[Any]:
     windows = Counter[Any]()  # how many read a variable, also through others
-    for eqn in reversed(flat.eqns):
+    for eqn in reversed(old):
         if name_of(eqn) in _WINDOWS:
             through = max(1, windows[eqn.outvars[0]])
             arrays = (v for v in variables(eqn.invars) if v.aval.ndim)
             windows.update(dict.fromkeys(arrays, through))
     equations = list[Any]()
-    for eqn in flat.eqns:
-        programs = inner_programs(eqn)
-        new = with_inner_programs(eqn, list(map(_windows_apart, programs))) if programs else eqn
+    for eqn in old:
         if name_of(eqn) not in _ARITHMETIC or windows[eqn.outvars[0]] < 2:
-            equations.append(new)
+            equations.append(eqn)
             continue
         (result,) = eqn.outvars
         alone = Var(result.aval)
         apart = _barrier().replace(invars=[alone], outvars=[result], source_info=eqn.source_info)
-        equations += [new.replace(outvars=[alone]), apart]
-    same = len(equations) == len(flat.eqns) and all(map(is_, equations, flat.eqns))
-    return closed if same else with_equations(flat, equations)
+        equations += [eqn.replace(outvars=[alone]), apart]
+    return equations
 
 
 @cache
 def _barrier() -> Any:
     return jax.make_jaxpr(lax.optimization_barrier)(0.0).eqns[0]
+
+
+def without_transposes(pullback: ClosedJaxpr) -> ClosedJaxpr:
+    """The pullback, with the operands of a product exchanged instead of its result transposed.
+
+    JAX pulls `x @ w` back to `w` by the transpose of `ct.T @ x`. XLA makes one product of that, but
+    not of what forward mode makes of it: the transpose of a sum of products.
+    """
+    is_on = is_for_cpu("transposes")
+    return _rewritten(pullback, _without_transposes) if is_on else pullback
+
+
+def _without_transposes(program: Any, old: list[Any]) -> list[Any]:
+    uses = Counter[Any](variables([*program.outvars, *(v for eqn in old for v in eqn.invars)]))
+    made = {eqn.outvars[0]: eqn for eqn in old if _has_equal_roles(eqn)}
+    gone, exchanged = set[int](), dict[int, Any]()
+    for eqn in old:
+        if name_of(eqn) != "transpose" or uses[eqn.invars[0]] > 1:
+            continue
+        product = made.get(eqn.invars[0])
+        if product is not None and eqn.params["permutation"] == _exchange(product):
+            gone.add(id(product))
+            contracted, batch = (axes[::-1] for axes in product.params["dimension_numbers"])
+            params = {**product.params, "dimension_numbers": (contracted, batch)}
+            exchanged[id(eqn)] = product.replace(
+                invars=product.invars[::-1], outvars=eqn.outvars, params=params
+            )
+    return [exchanged.get(id(eqn), eqn) for eqn in old if id(eqn) not in gone]
+
+
+def _has_equal_roles(eqn: Any) -> bool:
+    """Whether an equation is a product that treats both of its operands alike."""
+    if name_of(eqn) != "dot_general" or eqn.params["out_sharding"] is not None:
+        return False
+    precision = eqn.params["precision"]
+    return precision is None or (type(precision) is tuple and len({*precision}) == 1)
+
+
+def _exchange(product: Any) -> tuple[int, ...]:
+    """The transposition of a product's result that puts the second operand's axes first."""
+    (contracted, _), (batch, _) = product.params["dimension_numbers"]
+    rank, first = len(product.outvars[0].aval.shape), len(batch)
+    second = product.invars[0].aval.ndim - len(contracted)
+    return (*range(first), *range(second, rank), *range(first, second))
 
 
 def sum_of_products(eqn: Any, a: jax.Array, b: jax.Array) -> jax.Array:

@@ -37,6 +37,7 @@ from jax_revolve.jaxprs.parts import (
     without_dead_code,
 )
 from jax_revolve.jaxprs.walk import any_equation, function_of, has_equation
+from jax_revolve.step.cpu import without_transposes
 from jax_revolve.step.examples import linearizable
 from jax_revolve.step.loop import Loop, Mask, Operands, is_inexact, once, with_layout
 from jax_revolve.step.references import without_own_references
@@ -372,7 +373,7 @@ class Linearized:
             return [*found, *map(as_array, logged)]
 
         made = jax.make_jaxpr(pull_back)([v.aval for v in self.residuals], self.types)
-        made = without_own_references(made)
+        made = without_transposes(without_own_references(made))
         for residuals in self._later:
             made = primal_half(made, [*residuals, *(True for _ in self.types)])
         return made, trees[0]
