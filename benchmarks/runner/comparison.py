@@ -20,7 +20,7 @@ from benchmarks.runner.timing import LEAST_ROUNDS, MOST_ROUNDS, interleave, spre
 Search: TypeAlias = Callable[[Compiler, list[Program]], Iterable[Program]]
 """Finds contenders that depend on what others take, given the programs before each of them."""
 
-SECONDS = 25.0
+SECONDS = 12.0
 MEASURED = ("detail", "temp_bytes", "instructions", "median_ms", *PHASES)
 
 
