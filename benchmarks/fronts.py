@@ -8,6 +8,7 @@ Each record has the bytes of the residuals of a step, too: as JAX keeps them, an
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from benchmarks.contenders.scans import (
@@ -244,4 +245,13 @@ TABLES = {
         [LOOP, *((f"{share:.0%}", _compiling_over_rival(share)) for share in SHARES[1:])],
     ),
 }
-BENCHMARK = Benchmark("fronts", comparisons, TABLES)
+
+
+def _of_both(share: float, results: Results) -> str:
+    """The times over `lax.scan`'s of the two workloads in the README."""
+    both = (find(results.runs, family=family) for family in ON_THE_FIRST_PAGE)
+    return " and ".join(_time(JAX_REVOLVE, share)(runs) for runs in both)
+
+
+FIGURES = {f"both-{share:.0%}"[:-1]: partial(_of_both, share) for share in (0.1, 0.02)}
+BENCHMARK = Benchmark("fronts", comparisons, TABLES, FIGURES)

@@ -159,4 +159,22 @@ TABLES = {
         COLUMNS,
     ),
 }
-BENCHMARK = Benchmark("reversible", comparisons, TABLES)
+
+
+def _gains(checkpoints: int, loops: str, results: Results) -> str:
+    """How many times as fast as checkpoints alone an inverse makes gradients, with as many."""
+    gains = [
+        rows[JAX_REVOLVE, checkpoints]["median_ms"] / rows[WITH_INVERSE, checkpoints]["median_ms"]
+        for rows in _rows(results)
+        if rows[OF_PLAIN]["quantity"] == "gradient" and rows[OF_PLAIN]["workload"].startswith(loops)
+    ]
+    return " to ".join(dict.fromkeys(f"{gain:.1f}" for gain in (min(gains), max(gains))))
+
+
+FIGURES = {
+    "inverse-gain": partial(_gains, 5, "wave, n = 1000,"),
+    "inverse-gain-long": partial(_gains, 5, "wave, n = 10000,"),
+    "inverse-gains": partial(_gains, 5, ""),
+    "inverse-gains-20": partial(_gains, 20, ""),
+}
+BENCHMARK = Benchmark("reversible", comparisons, TABLES, FIGURES)
