@@ -41,6 +41,18 @@ def test_derivatives_are_those_of_jax(step: Any) -> None:
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), ours, theirs)
 
 
+def test_a_loop_of_ours_in_a_step_keeps_its_own_step() -> None:
+    """Its forward and its reverse sweep hold the same residuals."""
+
+    def run(scan: Any, w: Any, x: Any) -> Any:
+        inner = lambda x, _: (jnp.tanh((w @ x.T).T), x)  # noqa: E731
+        outer = lambda x, _: ((w @ scan(inner, x, None, 3)[1].sum(0).T).T, None)  # noqa: E731
+        return jnp.sum(scan(outer, x, None, 4)[0] ** 2)
+
+    ours, theirs = (jax.grad(run, (1, 2))(scan, w, x) for scan in (checkpointed_scan, lax.scan))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), ours, theirs)
+
+
 @pytest.mark.parametrize(
     ("product", "left"),
     [
