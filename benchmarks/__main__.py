@@ -104,9 +104,7 @@ def draw() -> None:
 
 def stale() -> int:
     """How many files of results were measured with another `jax_revolve` than is checked out. Only
-    those are printed.
-
-    A change of comments counts, too: what it cannot have changed need not be measured again."""
+    those are printed. Comments, docstrings and empty lines do not count."""
     from benchmarks.report import pages
     from benchmarks.report.results import FOLDER
 

@@ -1,5 +1,6 @@
 """What a file of results says about the machine, the sources and the circumstances."""
 
+import ast
 import os
 import platform
 import re
@@ -41,7 +42,7 @@ def today() -> str:
 
 
 def sources() -> dict[str, str | None]:
-    """The commit, `None` where it is unknown, as in a copy without Git; and a hash of the files of
+    """The commit, `None` where it is unknown, as in a copy without Git; and a hash of what runs of
     `jax_revolve/`."""
     commit = None
     if shutil.which("git") is not None:
@@ -51,8 +52,24 @@ def sources() -> dict[str, str | None]:
     digest = sha256()
     for path in sorted((ROOT / "jax_revolve").rglob("*")):
         if path.suffix in (".py", ".json"):
-            digest.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
+            text = path.read_text()
+            text = code(text) if path.suffix == ".py" else text
+            digest.update(f"{path.relative_to(ROOT)}\n{text}".encode())
     return {"commit": commit, "tree": digest.hexdigest()[:40]}
+
+
+def code(source: str) -> str:
+    """The lines of a module that are neither empty nor a comment nor part of a docstring: prose may
+    change without another measurement. The lines themselves, because Python's versions print a
+    syntax tree differently."""
+    prose = set[int]()
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Expr(ast.Constant(str()), lineno=first, end_lineno=int(last)):
+                prose.update(range(first, last + 1))
+    lines = enumerate(source.split("\n"), 1)
+    kept = [line for i, line in lines if i not in prose and not line.lstrip().startswith("#")]
+    return "\n".join(line for line in kept if line.strip())
 
 
 def load() -> float:

@@ -54,7 +54,7 @@ def host_scan(
     of `jax.linearize`. `f` is traced and compiled once for the forward sweep and once for the
     reverse sweep. `init`, xs and everything that `f` closes over have cotangents.
 
-    An evaluation of `f` costs some 0.03 ms more than the compiled step alone. The reverse sweep
+    An evaluation of `f` costs less than 0.1 ms more than the compiled step alone. The reverse sweep
     evaluates `f` as often as `plan(n, checkpoints)` says.
 
     **Arguments:**

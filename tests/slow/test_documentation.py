@@ -131,6 +131,18 @@ def test_every_benchmark_runs_with_the_others_or_by_name(monkeypatch: pytest.Mon
         assert f"- `{name}`: " in (command.__doc__ or "")
 
 
+def test_what_makes_results_stale(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another line of code does, also in a string that is not a docstring; prose does not."""
+    code = of_benchmarks("runner.machine", monkeypatch).code
+    bare = 'def f():\n    return "x"'
+    prose = [
+        *("'''Of a module.", "# One line more.'''", "", "def f():", "    '''Of a function.'''"),
+        *("    # A reason.", "", '    return "x"', ""),
+    ]
+    assert code(bare) == code("\n".join(prose)) == bare
+    assert code(bare) != code(bare.replace("x", "y"))
+
+
 @pytest.mark.parametrize("part", [1, 2])
 def test_every_piece_of_the_accelerator_command(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """It runs, at tiny sizes."""
