@@ -200,6 +200,17 @@ def _budget(run: Run) -> str:
     return f"{run['share']:.0%}" if isinstance(run["share"], float) else run["share"]
 
 
+def _most_over_a_budget(results: Results) -> str:
+    """What a gradient takes of its budget, at most."""
+    shares = [
+        row[JAX_REVOLVE]["temp_bytes"]
+        / (row[JAX_REVOLVE]["share"] * row[LAX_SCAN.name]["temp_bytes"])
+        for row in _by_budget(results)
+        if isinstance(row[JAX_REVOLVE]["share"], float)
+    ]
+    return f"{max(shares):.1f}"
+
+
 def _device(run: Run) -> str:
     return run["device"].removeprefix("NVIDIA ").partition("-")[0].partition(" ")[0]
 
@@ -276,4 +287,5 @@ TABLES = {
         ],
     ),
 }
-BENCHMARK = Benchmark("programs", measurements, TABLES, described="gpu")
+FIGURES = {"gpu-over": _most_over_a_budget}
+BENCHMARK = Benchmark("programs", measurements, TABLES, FIGURES, described="gpu")
