@@ -33,10 +33,10 @@ def comparisons(quick: bool) -> Iterator[Comparison]:
     """The quick ones are by a solver that compiles quickly."""
     if quick:
         quickly = {"solver": diffrax.Heun(), "max_steps": 32}
-        solves = [(stencil(8, 16, **quickly), (3,)), (neural_ode(4, 2, 4, **quickly), (3,))]
+        solves = [(stencil(8, 16, **quickly), (3,)), (neural_ode(4, 2, 4, True, **quickly), (3,))]
     else:
-        networks = (neural_ode(100, 64, 128), (20, 8))
-        solves = [(stencil(500, 2000), (44, 10)), (stiff(1000, 10), (20, 8)), networks]
+        networks = [(neural_ode(100, 64, 128, remat), (20, 8)) for remat in (False, True)]
+        solves = [(stencil(500, 2000), (44, 10)), (stiff(1000, 10), (20, 8)), *networks]
     for solve, checkpoints in solves:
         each = [adjoint for s in checkpoints for adjoint in (revolve(s), recursive(s))]
         yield Comparison(solve, "jvp", [FORWARD, revolve(), DIRECT], share=1 / 4)
@@ -69,8 +69,10 @@ def stiff(length: int, reactors: int) -> Workload:
     return _solve("kvaerno5", f"{reactors} reactors", length, field, active, dt=0.01, **how)
 
 
-def neural_ode(length: int, batch: int, width: int, **options: Any) -> Workload:
-    """A batch of states moved by a network of two layers."""
+def neural_ode(
+    length: int, batch: int, width: int, remat: bool = False, **options: Any
+) -> Workload:
+    """A batch of states moved by a network of two layers, perhaps under `jax.checkpoint`."""
 
     def field(p: Any, y: Any) -> Any:
         return jnp.tanh(jnp.tanh(y @ p["in"]) @ p["middle"]) @ p["out"]
@@ -87,7 +89,8 @@ def neural_ode(length: int, batch: int, width: int, **options: Any) -> Workload:
         "solver": diffrax.Dopri5(),
         "stepsize_controller": diffrax.PIDController(1e-6, 1e-8),
     } | options
-    size = f"batch {batch}, width {width}"
+    size = f"batch {batch}, width {width}" + ", jax.checkpoint" * remat
+    field = jax.checkpoint(field) if remat else field
     return _solve("neural ode", size, length, field, active, dt=0.1, **how)
 
 
