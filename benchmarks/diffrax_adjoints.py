@@ -33,9 +33,12 @@ def comparisons(quick: bool) -> Iterator[Comparison]:
     """The quick ones are by a solver that compiles quickly."""
     if quick:
         quickly = {"solver": diffrax.Heun(), "max_steps": 32}
-        solves = [(stencil(8, 16, **quickly), (3,)), (neural_ode(4, 2, 4, True, **quickly), (3,))]
+        solves = [
+            (stencil(8, 16, **quickly), (3,)),
+            (neural_ode(4, 2, 4, remat=True, **quickly), (3,)),
+        ]
     else:
-        networks = [(neural_ode(100, 64, 128, remat), (20, 8)) for remat in (False, True)]
+        networks = [(neural_ode(100, 64, 128, remat=remat), (20, 8)) for remat in (False, True)]
         solves = [(stencil(500, 2000), (44, 10)), (stiff(1000, 10), (20, 8)), *networks]
     for solve, checkpoints in solves:
         each = [adjoint for s in checkpoints for adjoint in (revolve(s), recursive(s))]
@@ -70,7 +73,7 @@ def stiff(length: int, reactors: int) -> Workload:
 
 
 def neural_ode(
-    length: int, batch: int, width: int, remat: bool = False, **options: Any
+    length: int, batch: int, width: int, *, remat: bool = False, **options: Any
 ) -> Workload:
     """A batch of states moved by a network of two layers, perhaps under `jax.checkpoint`."""
 

@@ -69,7 +69,7 @@ def comparisons(quick: bool) -> Iterator[Comparison]:
         contenders = [*plain, *(Within(share, SEARCHES) for share in shares)]
         sizes = explained(workload).sizes
         about: Record = {"carry": sizes.carry, "uncut": sizes.uncut, "kept": sizes.residuals}
-        yield Comparison(workload, "gradient", contenders, 1 / 3, least_rounds=25, about=about)
+        yield Comparison(workload, "gradient", contenders, least_rounds=25, about=about)
 
 
 def large(quick: bool, which: slice) -> Iterator[Comparison]:

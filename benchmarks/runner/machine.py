@@ -1,12 +1,14 @@
 """What a file of results says about the machine, the sources and the circumstances."""
 
 import ast
+import io
 import os
 import platform
 import re
 import shutil
 import subprocess
 import sys
+import tokenize
 from datetime import UTC, datetime
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
@@ -59,17 +61,23 @@ def sources() -> dict[str, str | None]:
 
 
 def code(source: str) -> str:
-    """The lines of a module that are neither empty nor a comment nor part of a docstring: prose may
-    change without another measurement. The lines themselves, because Python's versions print a
-    syntax tree differently."""
+    """A module without the lines that are empty, or of comments or docstrings alone: prose may
+    change without another measurement. What shares a line with code, or is inside a string that the
+    code uses, is kept. Lines, because Python's versions print a syntax tree differently."""
+    lines = source.split("\n")
     prose = set[int]()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        row, column = token.start
+        if token.type in (tokenize.COMMENT, tokenize.NL) and not lines[row - 1][:column].strip():
+            prose.add(row)
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Expr(ast.Constant(str()), lineno=first, end_lineno=int(last)):
-                prose.update(range(first, last + 1))
-    lines = enumerate(source.split("\n"), 1)
-    kept = [line for i, line in lines if i not in prose and not line.lstrip().startswith("#")]
-    return "\n".join(line for line in kept if line.strip())
+                whole = "\n".join(lines[first - 1 : last]).strip()
+                if whole == ast.get_source_segment(source, node):
+                    prose.update(range(first, last + 1))
+    kept = (line for i, line in enumerate(lines, 1) if i not in prose)
+    return "\n".join(kept).rstrip("\n")
 
 
 def load() -> float:

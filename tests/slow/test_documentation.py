@@ -141,6 +141,13 @@ def test_what_makes_results_stale(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     assert code(bare) == code("\n".join(prose)) == bare
     assert code(bare) != code(bare.replace("x", "y"))
+    for kept in (
+        '"Doc."; x = 1',
+        "def f(): 'Doc.'",
+        'x = """\n# a\n\n"""',
+        'x = (  # why\n    """\n\n""")',
+    ):
+        assert code(kept) == kept
 
 
 @pytest.mark.parametrize("part", [1, 2])
